@@ -1,0 +1,74 @@
+"""Which reader opens a path: the first one whose probe says yes."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+
+from lowbit.checkpoint.base import Checkpoint
+from lowbit.checkpoint.reader import Reader
+from lowbit.errors import CheckpointError
+
+READER_MODULES = ("lowbit.checkpoint.gguf", "lowbit.checkpoint.huggingface")  # in the order they are asked
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def readers() -> list[Reader]:
+    """Every registered reader, in the order they are asked."""
+    return [import_module(module).READER for module in READER_MODULES]
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a model's weights, configuration and tokenizer, reading no weights yet.
+
+    path: a directory in the Hugging Face layout, a .gguf or .safetensors file, or the id of a model on the Hugging Face
+    hub ("owner/name"), which is taken from the local cache or downloaded (HF_HUB_OFFLINE forbids downloading).
+    Raises CheckpointError for a path that does not exist, a kind that is not known, and damaged files.
+    """
+    local = Path(path).expanduser()
+    if not local.exists():
+        local = _from_hub(str(path))
+    for reader in readers():
+        try:
+            mine = reader.probe(local)
+        except OSError as error:
+            raise CheckpointError(f"{local} cannot be read: {error.strerror or error}") from error
+        if mine:
+            return reader.open(local)
+    raise CheckpointError(_why_unknown(local))
+
+
+def _why_unknown(path: Path) -> str:
+    remedy = "pass a Hugging Face directory with config.json and .safetensors files, a .gguf or a .safetensors file"
+    if path.is_dir():
+        pickled = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in sorted(path.glob(pattern))]
+        if pickled:
+            return (
+                f"{path} holds {pickled[0]}, a pickle: pickles can run code and are never opened; save the model as "
+                "safetensors first"
+            )
+        return f"{path} is a directory without config.json: it is not a model; {remedy}"
+    return f"{path} is no checkpoint of a known kind: {remedy}"
+
+
+def _from_hub(name: str) -> Path:
+    """The local directory of a model on the hub, downloaded if need be."""
+    if not _HUB_ID.fullmatch(name):
+        raise CheckpointError(
+            f"{name} does not exist: pass a model directory, a .gguf or .safetensors file, or a Hugging Face id such "
+            "as owner/name"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # its errors share no base class
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{name} is neither a path here nor a model that the Hugging Face hub or its local cache has ({reason}): "
+            "check the spelling, log in for gated models, or unset HF_HUB_OFFLINE to allow a download"
+        ) from error
