@@ -1,0 +1,10 @@
+"""Models: one decoder whose options are data; families register how their config becomes those options."""
+
+from lowbit.models.cache import KVCache
+from lowbit.models.config import ModelConfig
+from lowbit.models.decoder import Decoder
+from lowbit.models.families import FAMILIES, family, model_config
+from lowbit.models.load import load_model
+from lowbit.models.rope import RopeConfig
+
+__all__ = ["FAMILIES", "Decoder", "KVCache", "ModelConfig", "RopeConfig", "family", "load_model", "model_config"]

@@ -1,0 +1,73 @@
+"""KVCache: keys and values of the tokens seen so far, one contiguous block per layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import ModelError
+from lowbit.models.config import ModelConfig
+
+
+class KVCache:
+    """Room for `capacity` tokens of `batch` sequences, all of the same length.
+
+    One forward pass calls `append` once per layer and `advance` once at its end, so a pass that fails half way leaves
+    the cache as it was. keys[layer] and values[layer]: [batch, kv_heads, capacity, head_dim].
+    """
+
+    def __init__(
+        self, config: ModelConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        for name, value in (("batch", batch), ("capacity", capacity)):
+            if value < 1:
+                raise ModelError(f"KVCache {name}={value}: must be at least 1")
+        if capacity > config.context_length:
+            raise ModelError(
+                f"KVCache capacity={capacity}: the model's context is {config.context_length} tokens; "
+                "ask for at most that"
+            )
+        shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.batch, self.capacity = batch, capacity
+        self.length = 0  # tokens held, the same for every layer between two passes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory set aside."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def require_room(self, batch: int, time: int) -> None:
+        """Raises ModelError unless `time` more tokens of `batch` sequences fit."""
+        if batch != self.batch:
+            raise ModelError(
+                f"batch={batch}: this KVCache was made for {self.batch} sequences; make one per batch size"
+            )
+        if self.length + time > self.capacity:
+            raise ModelError(
+                f"KVCache: {self.length} tokens held and {time} more exceed its capacity of {self.capacity}; "
+                "make a larger one or truncate this one"
+            )
+
+    def append(
+        self,
+        layer: int,
+        key: Tensor,  # [batch, kv_heads, time, head_dim]
+        value: Tensor,  # [batch, kv_heads, time, head_dim]
+    ) -> tuple[Tensor, Tensor]:
+        """Write the new tokens behind those held; -> views of all: [batch, kv_heads, length + time, head_dim]."""
+        end = self.length + key.shape[2]
+        self.keys[layer][:, :, self.length : end] = key
+        self.values[layer][:, :, self.length : end] = value
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def advance(self, time: int) -> None:
+        """Every layer has appended `time` tokens: they are part of the sequence now."""
+        self.length += time
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens; 0 starts a new sequence. Raises ModelError if fewer are held."""
+        if not 0 <= length <= self.length:
+            raise ModelError(f"truncate({length}): the KVCache holds {self.length} tokens; keep between 0 and that")
+        self.length = length

@@ -1,0 +1,142 @@
+"""The decoder: one transformer for every family, its options taken from ModelConfig.
+
+    x = embedding[token]
+    for each layer:   x = x + attention(norm(x));   x = x + down(silu(gate(y)) * up(y)) with y = norm(x)
+    logits = head(norm(x))
+
+Modules are named as in Hugging Face checkpoints, so a parameter's path is its key in the checkpoint. Linears and the
+embedding may be torch's or lowbit.nn's: both are called the same way. A tied model has no `lm_head` module: the head is
+the embedding's own memory, also after `.to()`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowbit.dispatch.matmul import matmul
+from lowbit.errors import ModelError
+from lowbit.models.attention import Attention
+from lowbit.models.cache import KVCache
+from lowbit.models.config import ModelConfig
+from lowbit.models.norm import RMSNorm
+from lowbit.models.rope import Rope
+from lowbit.nn import Embedding
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, width, bias=bias)
+        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache)
+        return x + cast(Tensor, self.mlp(self.post_attention_layernorm(x)))
+
+
+class Body(nn.Module):
+    """Everything under "model." in a checkpoint's keys."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+
+class Decoder(nn.Module):
+    """Token ids in, logits out. `load_model` builds one from a checkpoint."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head: nn.Module | None = None
+        if not config.tied_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rope = Rope(config.rope, config.head_dim)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations between layers."""
+        return self.model.norm.weight.dtype
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `capacity` tokens of `batch` sequences, in the model's dtype and on its device."""
+        return KVCache(self.config, batch, capacity, self.dtype, self.device)
+
+    def forward(
+        self,
+        token_ids: Tensor,  # [batch, time] int64, each below vocab_size
+        cache: KVCache | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """-> logits [batch, time, vocab] float32; [batch, 1, vocab] of the last token with `last_only`.
+
+        With a cache, the tokens continue the sequence it holds, and it holds them afterwards. Raises ModelError on
+        another shape or dtype, no tokens, or more tokens than the context or the cache has room for.
+        """
+        if token_ids.ndim != 2 or token_ids.dtype != torch.int64 or token_ids.numel() == 0:
+            raise ModelError(
+                f"token_ids of shape {list(token_ids.shape)}, {token_ids.dtype}: "
+                "must be [batch, time] int64 with at least one token"
+            )
+        batch, time = token_ids.shape
+        start = 0
+        if cache is not None:
+            cache.require_room(batch, time)
+            start = cache.length
+        elif time > self.config.context_length:
+            raise ModelError(
+                f"{time} tokens: the model's context is {self.config.context_length}; evaluate shorter windows"
+            )
+
+        positions = torch.arange(start, start + time, device=token_ids.device)
+        cos, sin = self.rope.angles(positions, self.dtype)
+        x = self.embed(token_ids)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin, cache)
+        if cache is not None:
+            cache.advance(time)
+        return self.head(self.model.norm(x[:, -1:] if last_only else x))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[batch, time] -> [batch, time, hidden] in the model's dtype."""
+        return cast(Tensor, self.model.embed_tokens(token_ids)).to(self.dtype)
+
+    def head(self, x: Tensor) -> Tensor:
+        """[batch, time, hidden] -> logits [batch, time, vocab] float32."""
+        table = self.model.embed_tokens
+        if self.lm_head is not None:
+            logits = self.lm_head(x)
+        elif isinstance(table, Embedding):
+            logits = matmul(x, table.weight, backend=table.backend)
+        else:
+            logits = F.linear(x, cast(nn.Embedding, table).weight)
+        return cast(Tensor, logits).float()

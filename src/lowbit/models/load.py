@@ -1,0 +1,136 @@
+"""Checkpoint -> Decoder.
+
+The decoder is first built without memory (on torch's meta device); that gives every parameter's name and shape, and
+the checkpoint's entries are held against them before a weight is read. Then one module after the other is filled, so at
+most one weight exists twice at a time. Quantized weights are packed and stay quantized; plain ones become torch modules
+in the asked-for dtype, and share the memory of the file where the reader maps it and nothing has to be cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.checkpoint import Checkpoint
+from lowbit.errors import ModelError
+from lowbit.formats import QuantizedTensor, WeightFormat
+from lowbit.models.decoder import Decoder
+from lowbit.models.families import model_config
+from lowbit.nn import Embedding, Linear
+from lowbit.packing import pack
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DERIVED = ".rotary_emb.inv_freq"  # old files store it; it follows from the config
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Decoder:
+    """The checkpoint's model, ready to run on `device` with activations and plain weights in `dtype`.
+
+    `backend` goes to every quantized module (see lowbit.matmul). `progress(done_bytes, total_bytes, module)` is called
+    after each module. Raises ModelError when config and tensors do not fit together, naming the tensors.
+    """
+    config = model_config(checkpoint.config)
+    with torch.device("meta"):
+        model = Decoder(config)
+    if config.tied_embeddings and _has_own_head(checkpoint):
+        model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
+    _compare(model, checkpoint)
+
+    sizes = {name: entry.nbytes for name, entry in checkpoint.entries.items()}
+    total = sum(sizes[name] for name, _ in model.named_parameters())
+    done = 0
+    for path, module in list(model.named_modules()):
+        names = [f"{path}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)]
+        if not names:
+            continue
+        values = {name.rpartition(".")[2]: checkpoint[name] for name in names}
+        _fill(model, path, module, values, device, dtype, backend)
+        done += sum(sizes[name] for name in names)
+        if progress is not None:
+            progress(done, total, path)
+    return model.eval().requires_grad_(False)
+
+
+def _fill(
+    model: Decoder,
+    path: str,
+    module: nn.Module,
+    values: dict[str, Tensor | QuantizedTensor],
+    device: torch.device | str,
+    dtype: torch.dtype,
+    backend: str,
+) -> None:
+    """Give a module without memory its weight (and bias), or put a quantized module in its place."""
+    weight = values["weight"]
+    plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
+    if isinstance(weight, QuantizedTensor):
+        packed = pack(weight, device=device)
+        quantized = Embedding(packed) if isinstance(module, nn.Embedding) else Linear(packed, plain.get("bias"))
+        quantized.backend = backend
+        model.set_submodule(path, quantized)
+        return
+    for leaf, value in plain.items():
+        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+
+
+def _has_own_head(checkpoint: Checkpoint) -> bool:
+    """Whether a tied model's file holds a head that is to be used all the same.
+
+    Some tools quantize the head of a tied model apart from its embedding: that head is used. A plain copy of the
+    embedding is the embedding. A plain head that differs contradicts the config.
+    """
+    if HEAD not in checkpoint.entries:
+        return False
+    if isinstance(checkpoint.entry(HEAD).form, WeightFormat):
+        return True
+    head, table = checkpoint[HEAD], checkpoint[EMBEDDING]
+    if isinstance(head, Tensor) and isinstance(table, Tensor) and torch.equal(head, table):
+        return False
+    raise ModelError(
+        f"{HEAD} differs from {EMBEDDING}, yet tie_word_embeddings is true: the config says they are one; "
+        f"set it to false to use {HEAD}, or remove that tensor"
+    )
+
+
+def _compare(model: Decoder, checkpoint: Checkpoint) -> None:
+    """Raises ModelError for tensors missing, left over, of another shape, or quantized where that cannot be."""
+    config = model.config
+    needed = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if missing := [name for name in needed if name not in checkpoint.entries]:
+        hint = " (or set tie_word_embeddings to true if the head is the embedding)" if missing == [HEAD] else ""
+        raise ModelError(
+            f"{_listed(missing)} not in the checkpoint: a {config.family} model of {config.num_layers} layers with "
+            f"this config needs them; get the whole checkpoint, or the config that belongs to it{hint}"
+        )
+    optional = {HEAD} if config.tied_embeddings else set()
+    spare = [name for name in checkpoint.entries if name not in needed and not name.endswith(DERIVED)]
+    if left_over := [name for name in spare if name not in optional]:
+        raise ModelError(
+            f"{_listed(left_over)} left over: a {config.family} model of {config.num_layers} layers with this config "
+            "has no place for them; use the config that belongs to the checkpoint"
+        )
+    for name, shape in needed.items():
+        entry = checkpoint.entry(name)
+        if tuple(entry.shape) != shape:
+            raise ModelError(
+                f"{name} has shape {list(entry.shape)}: the config asks for {list(shape)}; "
+                "use the config that belongs to the checkpoint"
+            )
+        owner = model.get_submodule(name.rpartition(".")[0])
+        quantizable = isinstance(owner, nn.Linear | nn.Embedding) and name.endswith(".weight")
+        if isinstance(entry.form, WeightFormat) and not quantizable:
+            raise ModelError(f"{name} is quantized ({entry.form}): only linear and embedding weights can be; "
+                             "leave it out of the recipe")  # fmt: skip
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
