@@ -1,0 +1,247 @@
+"""Round to nearest: float weights -> QuantizedTensor, for every format, with an optional search for the best scale.
+
+A group's scale maps its largest weight (or its range) onto the element's largest number (or range). The search tries
+factors around that scale and keeps, group by group, the one with the smallest squared error, weighted by `importance`
+where it is given. Scales are rounded to their stored type first and codes chosen for the rounded scale, so the error
+that is minimized is the error that remains.
+
+Defined cases: a group of zeros gets the smallest scale of its type and decodes to zeros; a group so small that its
+scale underflows decodes to zeros; NaN, infinity and a scale beyond its type's largest number raise QuantizationError.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import QuantizationError
+from lowbit.formats.element import Int, Ternary
+from lowbit.formats.grouping import importance_groups
+from lowbit.formats.names import as_format
+from lowbit.formats.scale import SCALE_TYPES, ScaleType, SuperScale, round_scale, scale_value
+from lowbit.formats.tensor import QuantizedTensor
+from lowbit.formats.weight_format import WeightFormat, Zero
+
+Search = Literal["none", "mse"]
+FACTORS = tuple(1.1 - 0.03 * i for i in range(26))  # of the scale that just covers the group: 1.10 down to 0.35
+CHUNK = 1 << 18  # weights searched at a time, so that all temporaries stay in cache
+
+
+class _Fit(NamedTuple):
+    """A group's scale before it is stored, and the lowest weight it covers. Both [groups] float32."""
+
+    scale: Tensor
+    low: Tensor
+
+
+def quantize(
+    weight: Tensor,
+    format: str | WeightFormat,  # noqa: A002 - the field's word
+    *,
+    search: Search = "mse",
+    importance: Tensor | None = None,
+) -> QuantizedTensor:
+    """Quantize a weight by rounding to nearest.
+
+    weight: [n, k], any float type, any device, finite.
+    format: a WeightFormat or its name, such as "int4_g64".
+    search: "mse" looks for the scale with the least squared error in each group; "none" takes the one that covers it.
+    importance: [k] or [n, k], not negative: weighs the squared errors of the search.
+
+    Raises QuantizationError for NaN or infinite weights and for scales the format cannot hold, FormatError for a format
+    that does not exist.
+    """
+    fmt = as_format(format)
+    _check_weight(weight)
+    if search not in ("none", "mse"):
+        raise QuantizationError(f"search={search!r}: it is 'mse' (least squared error) or 'none' (cover the group)")
+    if importance is not None:
+        importance = _check_importance(importance, weight)
+    groups = fmt.grouping.split(weight.detach().float())
+    weights = importance_groups(fmt.grouping, importance, weight)
+    fit = _fit(fmt, groups, weights, search)
+    return _finish(fmt, groups, fit, weight.shape[0], weight.shape[1])
+
+
+def _check_weight(weight: Tensor) -> None:
+    if weight.dim() != 2 or 0 in weight.shape or not weight.is_floating_point():
+        raise QuantizationError(
+            f"weight of shape {list(weight.shape)} and dtype {weight.dtype}: quantize takes a float tensor [n, k], "
+            "n and k at least 1; reshape it first"
+        )
+    finite = torch.isfinite(weight)
+    if not finite.all():
+        first = (~finite).nonzero()[0].tolist()
+        raise QuantizationError(
+            f"{int((~finite).sum())} of {weight.numel()} weights are NaN or infinite, the first at {first}: only "
+            "finite weights can be quantized; repair the checkpoint or leave the layer out of the recipe"
+        )
+
+
+def _check_importance(importance: Tensor, weight: Tensor) -> Tensor:
+    if importance.shape not in (weight.shape, weight.shape[1:]):
+        raise QuantizationError(
+            f"importance of shape {list(importance.shape)}: it is [k] or [n, k] of a weight {list(weight.shape)}"
+        )
+    importance = importance.to(weight.device, torch.float32).expand(weight.shape)
+    if not (torch.isfinite(importance).all() and (importance >= 0).all()):
+        raise QuantizationError("importance holds NaN, infinity or negative numbers: it weighs errors, so it is >= 0")
+    return importance
+
+
+def _cover(fmt: WeightFormat, groups: Tensor, weights: Tensor | None) -> _Fit:
+    """The fit that just covers each group; for one bit and ternary the one of least error under equal signs."""
+    levels = fmt.levels
+    if fmt.zero is Zero.NONE:
+        magnitude = groups.abs()
+        if isinstance(levels, Ternary) or (isinstance(levels, Int) and levels.bits == 1):
+            scale = magnitude.mean(1) if weights is None else _weighted_mean(magnitude, weights)
+        else:
+            scale = magnitude.amax(1) / levels.largest
+        if fmt.scale.dtype == "e8m0":
+            scale = _power_above(scale)
+        return _Fit(scale, torch.zeros_like(scale))
+    low, high = groups.aminmax(dim=1)
+    if fmt.zero is not Zero.MIN or fmt.scale.super:  # zero lies in the range, so zero points lie among the codes
+        low, high = low.clamp_max(0), high.clamp_min(0)
+    values = levels.values()
+    return _Fit((high - low) / float(values.max() - values.min()), low)
+
+
+def _power_above(x: Tensor) -> Tensor:
+    """The smallest power of two that is not below x (arXiv:2506.08027 measures why up, not down); 0 stays 0."""
+    mantissa, exponent = torch.frexp(x)  # x = mantissa * 2^exponent, mantissa in [0.5, 1)
+    return torch.where(x > 0, torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).int()), 0.0)
+
+
+def _weighted_mean(x: Tensor, weights: Tensor) -> Tensor:
+    return (x * weights).sum(1) / weights.sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _fit(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, search: Search) -> _Fit:
+    length = groups.shape[1]
+    rows = max(1, CHUNK // length)
+    fits = []
+    for start in range(0, groups.shape[0], rows):
+        part = groups[start : start + rows]
+        part_weights = None if weights is None else weights[start : start + rows]
+        fit = _cover(fmt, part, part_weights)
+        fits.append(_search(fmt, part, part_weights, fit) if search == "mse" else fit)
+    return _Fit(torch.cat([f.scale for f in fits]), torch.cat([f.low for f in fits]))
+
+
+def _search(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _Fit) -> _Fit:
+    best, best_error = cover, _error(fmt, groups, weights, cover)
+    start = cover
+    if fmt.zero is Zero.NONE and isinstance(fmt.levels, Ternary):
+        start = _Fit(groups.abs().amax(1), cover.low)
+    for factor in FACTORS:
+        fit = _Fit(start.scale * factor, start.low * factor)
+        error = _error(fmt, groups, weights, fit)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best = _Fit(torch.where(better, fit.scale, best.scale), torch.where(better, fit.low, best.low))
+    return best
+
+
+def _error(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, fit: _Fit) -> Tensor:
+    """Squared error of each group under a fit, with one-level scales as they will be stored. Returns [groups]."""
+    scale, low = fit
+    kind = fmt.scale.kind
+    if fmt.scale.super is None:
+        scale = scale_value(kind, round_scale(kind, scale))
+        if fmt.zero is Zero.MIN:
+            low = scale_value(kind, round_scale(kind, low))
+    zero = _zero(fmt, scale, low)
+    codes = _encode(fmt, groups, scale, zero)
+    error = (_decode(fmt, codes, scale, zero) - groups).square_()
+    return error.sum(1) if weights is None else error.mul_(weights).sum(1)
+
+
+def _zero(fmt: WeightFormat, scale: Tensor, low: Tensor) -> Tensor | None:
+    """Zero points or minima in float32, rounded as one-level storage rounds them. scale, low: any shape."""
+    if fmt.zero is Zero.NONE:
+        return None
+    if fmt.zero is Zero.MIN:
+        return low
+    zero = float(fmt.levels.values().min()) - _divide(low, scale)
+    if fmt.zero is Zero.INT:
+        return zero.round().clamp(0, 2**fmt.bits - 1)
+    return scale_value(fmt.scale.kind, round_scale(fmt.scale.kind, zero))
+
+
+def _divide(x: Tensor, scale: Tensor) -> Tensor:
+    """x / scale, zero where the scale is zero."""
+    return torch.where(scale != 0, x / scale, 0.0)
+
+
+def _encode(fmt: WeightFormat, groups: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """groups [R, g], scale and zero [R] -> codes [R, g] uint8."""
+    scale = scale[:, None]
+    if fmt.zero is Zero.MIN:
+        assert zero is not None
+        return fmt.levels.encode(_divide(groups - zero[:, None], scale))
+    x = _divide(groups, scale)
+    return fmt.levels.encode(x if zero is None else x.add_(zero[:, None]))
+
+
+def _decode(fmt: WeightFormat, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    values = fmt.levels.decode(codes)
+    if zero is None:
+        return values.mul_(scale[:, None])
+    if fmt.zero is Zero.MIN:
+        return values.mul_(scale[:, None]).add_(zero[:, None])
+    return values.sub_(zero[:, None]).mul_(scale[:, None])
+
+
+def _finish(fmt: WeightFormat, groups: Tensor, fit: _Fit, n: int, k: int) -> QuantizedTensor:
+    """Store the scales, then choose the codes for the scales as stored."""
+    shape = fmt.grouping.scale_shape(n, k)
+    kind, upper = fmt.scale.kind, fmt.scale.super
+    scales, super_scales, scale = _store(kind, upper, fit.scale.reshape(shape), "scale")
+    zeros: Tensor | None = None
+    super_zeros: Tensor | None = None
+    if fmt.zero is Zero.MIN:
+        zeros, super_zeros, zero_value = _store(kind, upper, fit.low.reshape(shape), "minimum")
+        zero: Tensor | None = zero_value
+    else:
+        zero = _zero(fmt, scale, fit.low.reshape(shape))
+        if zero is not None:
+            zeros = zero.to(torch.uint8) if fmt.zero is Zero.INT else round_scale(kind, zero)
+    codes = torch.empty(groups.shape, dtype=torch.uint8, device=groups.device)
+    flat_scale, flat_zero = scale.reshape(-1), None if zero is None else zero.reshape(-1)
+    rows = max(1, CHUNK // groups.shape[1])
+    for start in range(0, groups.shape[0], rows):
+        part = slice(start, start + rows)
+        codes[part] = _encode(fmt, groups[part], flat_scale[part], None if flat_zero is None else flat_zero[part])
+    codes = fmt.grouping.join(codes, n, k).contiguous()
+    return QuantizedTensor(codes, scales, zeros, fmt, super_scales, super_zeros)
+
+
+def _store(kind: ScaleType, upper: SuperScale | None, ideal: Tensor, what: str) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Round scales (or minima) to what the format stores. Returns stored, super or None, and the effective value."""
+    if upper is None:
+        _check_range(kind, ideal, what)
+        stored = round_scale(kind, ideal)
+        return stored, None, scale_value(kind, stored)
+    top = upper.largest_over(ideal.abs())
+    super_kind = SCALE_TYPES[upper.dtype]
+    super_ideal = top / kind.largest
+    if what == "minimum":
+        super_ideal = -super_ideal  # minima are at most zero and their sub-scales unsigned
+    _check_range(super_kind, super_ideal, f"super-{what}")
+    super_stored = super_ideal.to(super_kind.storage)
+    spread = upper.expand(super_stored.float(), tuple(ideal.shape)).expand(ideal.shape)
+    stored = round_scale(kind, _divide(ideal, spread))
+    return stored, super_stored, scale_value(kind, stored) * spread
+
+
+def _check_range(kind: ScaleType, ideal: Tensor, what: str) -> None:
+    largest = float(ideal.abs().amax())
+    if largest > kind.largest:
+        raise QuantizationError(
+            f"a {what} of {largest:.4g} is needed: {kind.name} ends at {kind.largest:.6g}; use fp32 scales (such as "
+            "int4_g64_sfp32) or rescale the weight"
+        )

@@ -1,0 +1,266 @@
+"""QuantizedTensor: codes, scales, zeros and a format. What quantizers make and readers return; nothing is packed.
+
+In memory a code takes a byte; `bits_per_weight` and `nbytes` count what the format needs. Packing (lowbit.packing)
+brings the codes to that size without touching the scales, which keep their own types and levels from file to kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import FormatError
+from lowbit.formats.element import Ternary
+from lowbit.formats.grouping import Along
+from lowbit.formats.scale import SCALE_TYPES, scale_value
+from lowbit.formats.weight_format import WeightFormat, Zero
+
+_TORCH_NAME = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Columns [start, stop) of the stored order with a format of their own (EXL2). Groups along k only."""
+
+    start: int
+    stop: int
+    format: WeightFormat
+
+    @property
+    def groups(self) -> int:
+        assert isinstance(self.format.grouping, Along)
+        return self.format.grouping.groups(self.stop - self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A weight W [n, k] as numbers. Raises FormatError when a tensor contradicts the format.
+
+    With `sections`, `format` is the format of the widest one, and scales and zeros hold the groups of all sections side
+    by side. With `perm`, stored column j is input feature perm[j]. `input_scale` is what a file says about activations.
+    """
+
+    codes: Tensor  # [n, k] uint8, each below 2**bits
+    scales: Tensor  # format.grouping.scale_shape(n, k), in the storage type of format.scale
+    zeros: Tensor | None  # shaped like scales: uint8 for INT, stored like the scales for FLOAT and MIN
+    format: WeightFormat
+    super_scales: Tensor | None = None  # two-level scales only: format.scale.super.shape(scales.shape)
+    super_zeros: Tensor | None = None  # two-level minima only, shaped like super_scales; negative for K-quants
+    perm: Tensor | None = None  # [k] int64, a permutation
+    sections: tuple[Section, ...] = ()
+    input_scale: Tensor | None = None  # [] or [1] float32
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k): output features, input features."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales, zeros and perm at the width the format gives them."""
+        bits = sum(part.format.total_bits(*part.shape) for _, _, part in self.parts())
+        return -(-bits // 8) + (self.perm.numel() * 4 if self.perm is not None else 0)
+
+    @property
+    def bits_per_weight(self) -> float:
+        n, k = self.shape
+        return self.nbytes * 8 / (n * k)
+
+    def parts(self) -> list[tuple[int, int, QuantizedTensor]]:
+        """Uniform tensors over stored columns [start, stop), without perm. One part where there are no sections."""
+        if not self.sections:
+            return [(0, self.shape[1], replace(self, perm=None, input_scale=None) if self.perm is not None else self)]
+        parts = []
+        group = 0
+        for section in self.sections:
+            columns = slice(section.start, section.stop)
+            groups = slice(group, group + section.groups)
+            group += section.groups
+            part = QuantizedTensor(
+                self.codes[:, columns],
+                self.scales[:, groups],
+                None if self.zeros is None else self.zeros[:, groups],
+                section.format,
+                None if self.super_scales is None else self.super_scales[:, groups],
+            )
+            parts.append((section.start, section.stop, part))
+        return parts
+
+    def scale_values(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Effective scales, both levels multiplied, shaped like `scales`; float32 or float64."""
+        return _two_level(self.format, self.scales, self.super_scales, dtype)
+
+    def zero_values(self, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """Effective zeros or minima, shaped like `scales`; float32 or float64; None without a zero."""
+        if self.zeros is None:
+            return None
+        if self.format.zero is Zero.INT:
+            return self.zeros.to(dtype)
+        return _two_level(self.format, self.zeros, self.super_zeros, dtype)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight W [n, k] on the tensors' device, in input order (perm undone).
+
+        Computed in float32 (float64 for dtype float64) and rounded to `dtype` once. In float32 every step is exact as
+        long as the product of code and scale fits 24 bits, which all formats with 16-bit or smaller scales obey; a
+        minimum is added with one rounding.
+        """
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        stored = [_dequantize_uniform(part, compute).to(dtype) for _, _, part in self.parts()]
+        weight = stored[0] if len(stored) == 1 else torch.cat(stored, 1)
+        if self.perm is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.perm, weight)
+
+    def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
+        """The tensor of some output features. rows: int64 [count] or a slice.
+
+        Raises FormatError where rows share scales with other rows (blocks, flat groups).
+        """
+        if not self.format.grouping.row_local:
+            raise FormatError(
+                f"rows of {self.format}: they share scales with other rows; dequantize and take them then"
+            )
+
+        def take(t: Tensor) -> Tensor:
+            return t if t.shape[0] == 1 != self.shape[0] else t[rows]
+
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scales=take(self.scales),
+            zeros=None if self.zeros is None else take(self.zeros),
+            super_scales=None if self.super_scales is None else take(self.super_scales),
+            super_zeros=None if self.super_zeros is None else take(self.super_zeros),
+        )
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """The same tensor with `function` applied to every tensor in it."""
+        changed = {
+            f.name: function(value) for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)
+        }
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> QuantizedTensor:
+        """The same tensor on another device."""
+        return self.map_tensors(lambda t: t.to(device))
+
+    def __repr__(self) -> str:
+        extra = "".join(f", {name}" for name in ("perm", "sections") if getattr(self, name) not in (None, ()))
+        n, k = self.shape
+        return f"QuantizedTensor({n} x {k}, {self.format}, {self.bits_per_weight:.3f} bits per weight{extra})"
+
+
+def _two_level(format: WeightFormat, stored: Tensor, upper: Tensor | None, dtype: torch.dtype) -> Tensor:  # noqa: A002
+    value = scale_value(format.scale.kind, stored, dtype)
+    if format.scale.super is None:
+        return value
+    assert upper is not None
+    return value * format.scale.super.expand(upper.to(dtype), tuple(stored.shape))
+
+
+def _dequantize_uniform(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    n, k = q.shape
+    values = q.format.levels.decode(q.format.grouping.split(q.codes), dtype)  # [groups, group length]
+    scale = q.scale_values(dtype).reshape(-1, 1)
+    zero = q.zero_values(dtype)
+    if zero is None:
+        values *= scale
+    elif q.format.zero is Zero.MIN:
+        values = torch.addcmul(zero.reshape(-1, 1), values, scale)
+    else:
+        values = values.sub_(zero.reshape(-1, 1)).mul_(scale)
+    return q.format.grouping.join(values, n, k)
+
+
+def _expect(what: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor is None:
+        raise FormatError(f"{what} is missing: the format needs it with shape {list(shape)} and dtype {dtype}")
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise FormatError(
+            f"{what} of shape {list(tensor.shape)} and dtype {tensor.dtype}: the format needs shape {list(shape)} and "
+            f"dtype {dtype}"
+        )
+
+
+def _absent(what: str, tensor: Tensor | None, why: str) -> None:
+    if tensor is not None:
+        raise FormatError(f"{what} given, but {why}: leave it out")
+
+
+def _check(q: QuantizedTensor) -> None:
+    if q.codes.dim() != 2 or q.codes.dtype != torch.uint8 or 0 in q.codes.shape:
+        raise FormatError(
+            f"codes of shape {list(q.codes.shape)} and dtype {q.codes.dtype}: codes are [n, k] uint8, n and k at least 1"
+        )
+    n, k = q.shape
+    if q.perm is not None:
+        _expect("perm", q.perm, (k,), torch.int64)
+    if q.sections:
+        _check_sections(q)
+        return
+    shape = q.format.grouping.scale_shape(n, k)
+    _expect("scales", q.scales, shape, q.format.scale.kind.storage)
+    if q.format.zero is Zero.NONE:
+        _absent("zeros", q.zeros, f"{q.format} has no zero")
+    else:
+        _expect("zeros", q.zeros, shape, torch.uint8 if q.format.zero is Zero.INT else q.format.scale.kind.storage)
+    if q.format.scale.super is None:
+        _absent("super_scales", q.super_scales, f"{q.format} has one-level scales")
+        _absent("super_zeros", q.super_zeros, f"{q.format} has one-level scales")
+        return
+    upper = q.format.scale.super.shape(shape)
+    _expect("super_scales", q.super_scales, upper, _storage(q.format.scale.super.dtype))
+    if q.format.zero is Zero.MIN:
+        _expect("super_zeros", q.super_zeros, upper, _storage(q.format.scale.super.dtype))
+    else:
+        _absent("super_zeros", q.super_zeros, f"{q.format} has no two-level minimum")
+
+
+def _storage(name: str) -> torch.dtype:
+    return SCALE_TYPES[name].storage
+
+
+def _check_sections(q: QuantizedTensor) -> None:
+    at = 0
+    for section in q.sections:
+        if section.start != at or section.stop <= at:
+            raise FormatError(
+                f"section {section.start}:{section.stop}: sections follow one another up to k={q.shape[1]}"
+            )
+        if not isinstance(section.format.grouping, Along):
+            raise FormatError(f"section format {section.format}: sections have groups along k")
+        at = section.stop
+    if at != q.shape[1]:
+        raise FormatError(f"sections end at {at}: they must cover all k={q.shape[1]} columns")
+    groups = sum(section.groups for section in q.sections)
+    if q.scales.dim() != 2 or q.scales.shape[1] != groups:
+        raise FormatError(f"scales of shape {list(q.scales.shape)}: the sections have {groups} groups in all")
+    q.parts()  # each part checks itself
+
+
+def code_limit(format: WeightFormat) -> int:  # noqa: A002
+    """Codes are below this: 3 for ternary, 2**bits otherwise."""
+    return 3 if isinstance(format.element, Ternary) else 1 << format.bits
+
+
+def check_codes(q: QuantizedTensor) -> None:
+    """Raise FormatError if a code is out of range. Reads every code, so readers call it and inner code does not."""
+    for start, stop, part in q.parts():
+        limit = code_limit(part.format)
+        largest = int(part.codes.amax())
+        if largest >= limit:
+            raise FormatError(
+                f"code {largest} in columns {start} to {stop}: codes of {part.format} are below {limit}; the file is "
+                "damaged or its layout is another"
+            )
