@@ -1,0 +1,193 @@
+"""PackedWeight: a QuantizedTensor at its real size, its codes in words. `pack_as` and `unpack` are inverses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import LayoutError
+from lowbit.formats import QuantizedTensor, Section, WeightFormat, check_codes, parse_format
+from lowbit.formats.grouping import Along, Channel
+from lowbit.packing.layout import get_layout
+
+TENSORS = ("words", "scales", "zeros", "super_scales", "super_zeros", "perm", "input_scale")
+
+
+class Description(NamedTuple):
+    """What a packed weight is besides its tensors, in plain strings and numbers: for operators and state dicts."""
+
+    format: str
+    layout: str
+    n: int
+    k: int
+    sections: tuple[str, ...]  # "start:stop:format" each
+
+    def assemble(self, tensors: Mapping[str, Tensor | None]) -> PackedWeight:
+        """The weight again. tensors: by the names of PackedWeight's fields; missing ones are None."""
+        sections = tuple(
+            Section(int(start), int(stop), parse_format(name))
+            for start, stop, name in (text.split(":", 2) for text in self.sections)
+        )
+        return PackedWeight(
+            parse_format(self.format),
+            self.layout,
+            (self.n, self.k),
+            sections=sections,
+            **tensors,  # type: ignore[arg-type]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight W [n, k] in memory. Frozen.
+
+    Where there are sections, the words of all sections stand side by side along the last dimension.
+    """
+
+    format: WeightFormat
+    layout: str
+    shape: tuple[int, int]  # (n, k): output features, input features
+    words: Tensor  # int32, shaped by the layout
+    scales: Tensor  # as in QuantizedTensor; where they have a row for each row of W, arranged by the layout
+    zeros: Tensor | None = None
+    super_scales: Tensor | None = None
+    super_zeros: Tensor | None = None
+    perm: Tensor | None = None  # [k] int64: stored column j is input feature perm[j]
+    sections: tuple[Section, ...] = ()
+    input_scale: Tensor | None = None
+    description: Description = field(init=False)  # all of the above that is not a tensor
+
+    def __post_init__(self) -> None:
+        n, k = self.shape
+        layout = get_layout(self.layout)
+        if not self.sections:
+            layout.check_words(self.words, self.format.bits, n, k)
+        sections = tuple(f"{s.start}:{s.stop}:{s.format}" for s in self.sections)
+        object.__setattr__(self, "description", Description(str(self.format), self.layout, n, k, sections))
+
+    @cached_property
+    def handles(self) -> dict[str, Any]:
+        """What kernels keep for this weight: tensor maps, compiled launches. Not part of its value, never copied."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: words, scales, zeros, perm, padding included."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """What the format needs, without padding; `nbytes` says what the memory holds."""
+        n, k = self.shape
+        if not self.sections:
+            total = self.format.total_bits(n, k)
+        else:
+            total = sum(s.format.total_bits(n, s.stop - s.start) for s in self.sections)
+        return (total + (32 * k if self.perm is not None else 0)) / (n * k)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by its field's name."""
+        return {name: t for name in TENSORS if (t := getattr(self, name)) is not None}
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> PackedWeight:
+        """The same weight with `function` applied to every tensor; handles start empty."""
+        return replace(self, **{name: function(t) for name, t in self.tensors().items()})  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> PackedWeight:
+        """The same weight on another device, in the same layout."""
+        return self.map_tensors(lambda t: t.to(device))
+
+    def unpack(self) -> QuantizedTensor:
+        """The exact inverse of pack_as()."""
+        return self._quantized(self._unpack_codes(self.words, *self.shape))
+
+    @property
+    def can_take_rows(self) -> bool:
+        """Whether take_rows() works: a row-major layout, and scales that rows do not share with each other."""
+        return get_layout(self.layout).row_major and self.format.grouping.row_local
+
+    def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
+        """Unpack some output features only. rows: int64 [count] or a slice. Raises LayoutError where it cannot."""
+        if not self.can_take_rows:
+            raise LayoutError(f"rows of {self.format} in layout {self.layout!r}: unpack() the whole weight instead")
+        words = self.words[rows]
+        stand_in = torch.zeros(1, dtype=torch.uint8, device=self.device).expand(self.shape)
+        scales = self._quantized(stand_in).take_rows(rows)
+        return replace(scales, codes=self._unpack_codes(words, words.shape[0], self.shape[1]))
+
+    def _unpack_codes(self, words: Tensor, n: int, k: int) -> Tensor:
+        layout = get_layout(self.layout)
+        if not self.sections:
+            return layout.unpack(words, self.format.bits, n, k)
+        parts = []
+        at = 0
+        for section in self.sections:
+            columns = section.stop - section.start
+            width = layout.words_shape(n, columns, section.format.bits)[-1]
+            parts.append(layout.unpack(words[..., at : at + width].contiguous(), section.format.bits, n, columns))
+            at += width
+        return torch.cat(parts, 1)
+
+    def _quantized(self, codes: Tensor) -> QuantizedTensor:
+        return QuantizedTensor(
+            codes,
+            self.scales,
+            self.zeros,
+            self.format,
+            self.super_scales,
+            self.super_zeros,
+            self.perm,
+            self.sections,
+            self.input_scale,
+        )
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        return f"PackedWeight({n} x {k}, {self.format}, layout {self.layout}, {self.nbytes} bytes on {self.device})"
+
+
+def _row_levels(format: WeightFormat) -> tuple[bool, bool]:  # noqa: A002
+    """Whether scales and super-scales have a row for each row of the weight."""
+    by_row = isinstance(format.grouping, Along | Channel)
+    return by_row, by_row and format.scale.super is not None and isinstance(format.scale.super.span, int)
+
+
+def pack_as(q: QuantizedTensor, layout: str) -> PackedWeight:
+    """Bring the codes of a QuantizedTensor to their real size, in a layout of LAYOUTS, on q's device.
+
+    Raises LayoutError for a layout that does not exist or cannot hold q, FormatError for a code out of range.
+    """
+    chosen = get_layout(layout)
+    check_codes(q)
+    words = [chosen.pack(part.codes, part.format.bits) for _, _, part in q.parts()]
+    if len(words) > 1 and any(w.shape[:-1] != words[0].shape[:-1] for w in words):
+        raise LayoutError(f"layout {layout!r} cannot hold sections side by side: pack with layout='dense'")
+    lower, upper = _row_levels(q.format)
+
+    def arrange(values: Tensor | None, by_row: bool) -> Tensor | None:
+        return chosen.pack_groups(values) if by_row and values is not None else values
+
+    scales = arrange(q.scales, lower)
+    assert scales is not None
+    return PackedWeight(
+        q.format,
+        layout,
+        q.shape,
+        words[0] if len(words) == 1 else torch.cat(words, -1),
+        scales,
+        arrange(q.zeros, lower),
+        arrange(q.super_scales, upper),
+        arrange(q.super_zeros, upper),
+        q.perm,
+        q.sections,
+        q.input_scale,
+    )
