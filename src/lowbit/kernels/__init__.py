@@ -1,0 +1,29 @@
+"""How a matmul is computed. `FAMILIES` names every kernel family, the fastest first; each is one module with `FAMILY`.
+
+A new kernel is one file with a KernelFamily and one line here. Modules load on first use.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from lowbit.errors import UnsupportedConfig
+from lowbit.kernels.family import KernelFamily
+from lowbit.kernels.problem import KernelConfig, Problem
+
+FAMILIES: dict[str, str] = {
+    "reference": "lowbit.kernels.reference",
+}
+
+
+@cache
+def get_family(name: str) -> KernelFamily:
+    """The family of a name. Raises UnsupportedConfig listing the names that exist."""
+    if name not in FAMILIES:
+        raise UnsupportedConfig(f"backend {name!r}: the kernels are {', '.join(FAMILIES)}, or 'auto' for the fastest")
+    family: KernelFamily = import_module(FAMILIES[name]).FAMILY
+    return family
+
+
+__all__ = ["FAMILIES", "KernelConfig", "KernelFamily", "Problem", "get_family"]

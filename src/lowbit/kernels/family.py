@@ -1,0 +1,34 @@
+"""A kernel family: one way to compute a matmul. Families choose nothing about each other; dispatch chooses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from lowbit.formats import WeightFormat
+from lowbit.kernels.problem import KernelConfig, Problem
+from lowbit.packing import PackedWeight
+
+
+class KernelFamily(ABC):
+    """One file a family. `legal` is the only place that says what the family cannot do."""
+
+    name: str
+    summary: str  # half a sentence for explain()
+
+    @abstractmethod
+    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
+        """The layout this family wants weights of `format` in on a device type, or None if it serves neither."""
+
+    @abstractmethod
+    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
+        """None if the family serves the problem (with this config, or with any), else the reason it does not."""
+
+    @abstractmethod
+    def default(self, problem: Problem) -> KernelConfig:
+        """The config used when nothing better is known. The problem is legal."""
+
+    @abstractmethod
+    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [m, k] contiguous -> y [m, n] in x's dtype. bias [n] in x's dtype. Arguments are checked already."""
