@@ -1,0 +1,8 @@
+"""Torch modules with packed weights."""
+
+from lowbit.nn.convert import convert
+from lowbit.nn.embedding import Embedding
+from lowbit.nn.linear import Linear
+from lowbit.nn.packed_module import PackedModule
+
+__all__ = ["Embedding", "Linear", "PackedModule", "convert"]

@@ -1,0 +1,81 @@
+"""What Linear and Embedding share: a PackedWeight held as buffers, so that state_dict, .to() and deepcopy work.
+
+Words, scales and zeros keep their types: `.to(torch.bfloat16)`, `.half()` and the like move them but never convert
+them, because converting would change the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.errors import FormatError
+from lowbit.packing import TENSORS, Description, PackedWeight
+
+
+class PackedModule(nn.Module):
+    """Holds one PackedWeight. `weight` gives it back, with its launch handles as long as no tensor was replaced."""
+
+    _weight: PackedWeight | None
+    description: Description
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        self._hold(weight)
+
+    def _hold(self, weight: PackedWeight) -> None:
+        self.description = weight.description
+        for name in TENSORS:
+            self.register_buffer(name, getattr(weight, name))
+        self._weight = weight
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The packed weight [n, k]."""
+        if self._weight is None:
+            self._weight = self.description.assemble({name: getattr(self, name) for name in TENSORS})
+        return self._weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
+        def keep_type(t: Tensor) -> Tensor:
+            if any(t is getattr(self, name) for name in TENSORS):
+                moved = fn(t)
+                return moved if moved.dtype == t.dtype else t.to(moved.device)
+            return fn(t)
+
+        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        self._weight = None
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedModule:
+        copy = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copy
+        nn.Module.__init__(copy)
+        copy._hold(self.weight.map_tensors(torch.clone))
+        copy._copy_rest(self)
+        copy.train(self.training)
+        return copy
+
+    def _copy_rest(self, source: Any) -> None:
+        """Copy what a subclass holds besides the weight."""
+
+    def get_extra_state(self) -> tuple[object, ...]:
+        return tuple(self.description)
+
+    def set_extra_state(self, state: Any) -> None:
+        if tuple(state) != tuple(self.description):
+            raise FormatError(
+                f"state of a weight {tuple(state)[:4]} loaded into one of {tuple(self.description)[:4]}: build the "
+                "module from the same format, layout and shape"
+            )
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._weight = None
+
+    def extra_repr(self) -> str:
+        d = self.description
+        return f"n={d.n}, k={d.k}, {d.format}, layout={d.layout}"
