@@ -138,13 +138,21 @@ class PackedWeight:
         return torch.cat(parts, 1)
 
     def _quantized(self, codes: Tensor) -> QuantizedTensor:
+        layout = get_layout(self.layout)
+        lower, upper = _row_levels(self.format)
+
+        def restore(values: Tensor | None, by_row: bool) -> Tensor | None:
+            return layout.unpack_groups(values, self.shape[0]) if by_row and values is not None else values
+
+        scales = restore(self.scales, lower)
+        assert scales is not None
         return QuantizedTensor(
             codes,
-            self.scales,
-            self.zeros,
+            scales,
+            restore(self.zeros, lower),
             self.format,
-            self.super_scales,
-            self.super_zeros,
+            restore(self.super_scales, upper),
+            restore(self.super_zeros, upper),
             self.perm,
             self.sections,
             self.input_scale,

@@ -1,0 +1,22 @@
+"""Where the bits of a weight are. One file a layout, pack and unpack side by side; `LAYOUTS` is the registry.
+
+A new layout is one file with a Layout subclass and a `register` call, imported here.
+"""
+
+from lowbit.packing.cpu_tile import CPU_TILE
+from lowbit.packing.dense import DENSE
+from lowbit.packing.layout import LAYOUTS, Layout, get_layout, register
+from lowbit.packing.weight import TENSORS, Description, PackedWeight, pack_as
+
+__all__ = [
+    "CPU_TILE",
+    "DENSE",
+    "LAYOUTS",
+    "TENSORS",
+    "Description",
+    "Layout",
+    "PackedWeight",
+    "get_layout",
+    "pack_as",
+    "register",
+]
