@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowbit.dispatch.matmul import matmul
+from lowbit.dispatch import matmul
 from lowbit.errors import ModelError
 from lowbit.models.attention import Attention
 from lowbit.models.cache import KVCache
@@ -69,9 +69,10 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """Token ids in, logits out. `load_model` builds one from a checkpoint."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, head_backend: str = "auto") -> None:
         super().__init__()
         self.config = config
+        self.head_backend = head_backend  # of a tied, quantized head, which is no module of its own
         self.model = Body(config)
         self.lm_head: nn.Module | None = None
         if not config.tied_embeddings:
@@ -136,7 +137,7 @@ class Decoder(nn.Module):
         if self.lm_head is not None:
             logits = self.lm_head(x)
         elif isinstance(table, Embedding):
-            logits = matmul(x, table.weight, backend=table.backend)
+            logits = matmul(x, table.weight, backend=self.head_backend)
         else:
             logits = F.linear(x, cast(nn.Embedding, table).weight)
         return cast(Tensor, logits).float()

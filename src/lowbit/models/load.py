@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.checkpoint import Checkpoint
+from lowbit.dispatch import pack
 from lowbit.errors import ModelError
 from lowbit.formats import QuantizedTensor, WeightFormat
 from lowbit.models.decoder import Decoder
 from lowbit.models.families import model_config
 from lowbit.nn import Embedding, Linear
-from lowbit.packing import pack
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DERIVED = ".rotary_emb.inv_freq"  # old files store it; it follows from the config
@@ -39,7 +39,7 @@ def load_model(
     """
     config = model_config(checkpoint.config)
     with torch.device("meta"):
-        model = Decoder(config)
+        model = Decoder(config, head_backend=backend)
     if config.tied_embeddings and _has_own_head(checkpoint):
         model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
     _compare(model, checkpoint)
@@ -72,10 +72,11 @@ def _fill(
     weight = values["weight"]
     plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
     if isinstance(weight, QuantizedTensor):
-        packed = pack(weight, device=device)
-        quantized = Embedding(packed) if isinstance(module, nn.Embedding) else Linear(packed, plain.get("bias"))
-        quantized.backend = backend
-        model.set_submodule(path, quantized)
+        packed = pack(weight, device=device, backend=backend)
+        if isinstance(module, nn.Embedding):
+            model.set_submodule(path, Embedding(packed, dtype=dtype))
+        else:
+            model.set_submodule(path, Linear(packed, plain.get("bias"), backend=backend))
         return
     for leaf, value in plain.items():
         setattr(module, leaf, nn.Parameter(value, requires_grad=False))

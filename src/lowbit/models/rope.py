@@ -10,7 +10,6 @@ Checkpoints that were stretched to longer contexts change f, and some scale cos 
     llama3    long waves / factor, short waves kept, smooth in between    (Llama 3.1 release)
     yarn      as llama3 with a ramp over the feature index; cos and sin scaled by an attention factor
               (Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023)
-    factors   f / factors[i], given one by one (GGUF files store llama3 scaling this way)
 
 Frequencies and angles are fp32 whatever the model's dtype: at position 100000 bf16 has lost the angle altogether.
 """
@@ -44,7 +43,6 @@ class RopeConfig:
     attention_factor: float | None = None  # yarn: scale of cos and sin; None: from factor and the two mscales
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
-    factors: tuple[float, ...] = ()  # factors: head_dim/2 divisors
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -71,8 +69,6 @@ class RopeConfig:
                 f"beta_slow={self.beta_slow}, beta_fast={self.beta_fast}: yarn rope needs 0 < slow <= fast; "
                 "the usual values are 1 and 32"
             )
-        if any(not (math.isfinite(value) and value > 0) for value in self.factors):
-            raise ModelError("rope factors: each divisor must be finite and above 0; the checkpoint is damaged")
 
 
 def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
@@ -100,8 +96,6 @@ def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
     for name in optional.get(kind, ()):
         if scaling.get(name) is not None:
             options[name] = bool(scaling[name]) if name == "truncate" else float(scaling[name])
-    if kind == "factors":
-        options["factors"] = tuple(float(value) for value in scaling.get("factors", ()))
     return RopeConfig(kind=kind, **options)
 
 
@@ -111,15 +105,6 @@ def _default(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
 
 def _linear(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
     return frequencies / rope.factor, 1.0
-
-
-def _factors(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
-    if len(rope.factors) != frequencies.numel():
-        raise ModelError(
-            f"rope factors: {len(rope.factors)} divisors for {frequencies.numel()} feature pairs: there must be one "
-            "each; the checkpoint's factors belong to another head_dim"
-        )
-    return frequencies / torch.tensor(rope.factors, dtype=torch.float32, device="cpu"), 1.0
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
@@ -159,7 +144,6 @@ KINDS: dict[str, Callable[[RopeConfig, Tensor], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
-    "factors": _factors,
 }
 
 
