@@ -1,0 +1,125 @@
+"""lowbit.matmul as a function and as a torch operator, explain(), and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import lowbit
+from lowbit.dispatch import SlowPathWarning, choose
+from lowbit.dispatch.choose import _report
+from lowbit.errors import UnsupportedConfig
+from lowbit.formats import quantize
+from lowbit.kernels import FAMILIES
+from lowbit.packing import TENSORS, PackedWeight
+
+
+@pytest.fixture
+def weight() -> PackedWeight:
+    q = quantize(torch.randn(48, 100, generator=torch.Generator().manual_seed(0)), "int4_g32_asym")
+    return lowbit.pack(q, backend="reference")
+
+
+def operator_arguments(w: PackedWeight) -> tuple[object, ...]:
+    *plain, sections = w.description
+    return (*(getattr(w, name) for name in TENSORS), *plain, list(sections))
+
+
+def test_any_leading_shape_and_strides(weight: PackedWeight) -> None:
+    dense = weight.unpack().dequantize()
+    x = torch.randn(4, 3, 200, generator=torch.Generator().manual_seed(1))[..., ::2]
+    bias = torch.randn(48, generator=torch.Generator().manual_seed(2))
+    y = lowbit.matmul(x, weight, bias, backend="reference")
+    torch.testing.assert_close(y, x @ dense.T + bias)
+    assert lowbit.matmul(x[0, 0], weight, backend="reference").shape == (48,)
+    assert lowbit.matmul(x[:0], weight, backend="reference").shape == (0, 3, 48)
+
+
+def test_gradients_are_those_of_a_dense_matmul(weight: PackedWeight) -> None:
+    dense = weight.unpack().dequantize()
+    x = torch.randn(2, 3, 100, requires_grad=True)
+    bias = torch.randn(48, requires_grad=True)
+    grad = torch.randn(2, 3, 48)
+    lowbit.matmul(x, weight, bias, backend="reference").backward(grad)
+    assert x.grad is not None
+    assert bias.grad is not None
+    torch.testing.assert_close(x.grad, grad @ dense)
+    torch.testing.assert_close(bias.grad, grad.sum((0, 1)))
+
+
+def test_operator_obeys_torchs_rules(weight: PackedWeight) -> None:
+    x = torch.randn(3, 100, requires_grad=True)
+    bias = torch.randn(48)
+    arguments = (x, bias, *operator_arguments(weight), False, "reference")
+    torch.library.opcheck(torch.ops.lowbit.matmul.default, arguments)
+    torch.library.opcheck(torch.ops.lowbit.matmul_input_grad.default, (torch.randn(3, 48), *operator_arguments(weight)))
+
+
+def test_compiles_as_one_graph(weight: PackedWeight) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(lowbit.matmul(x, weight, backend="reference")) * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for m in (1, 5):
+        x = torch.randn(m, 100)
+        torch.testing.assert_close(compiled(x), step(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "bias", "message"),
+    [
+        (torch.zeros(2, 99), None, r"x of shape \[2, 99\]: its last dimension must be k=100 of the weight 48 x 100"),
+        (
+            torch.zeros(2, 100, dtype=torch.int32),
+            None,
+            "x is torch.int32: activations are float16, bfloat16 or float32",
+        ),
+        (torch.zeros(2, 100, dtype=torch.float64), None, "x is torch.float64"),
+        (torch.zeros(2, 100, device="meta"), None, "x is on meta and the weight on cpu: move one of them"),
+        (torch.zeros(2, 100), torch.zeros(47), r"bias of shape \[47\].*it must be \[48\], torch.float32, cpu"),
+        (torch.zeros(2, 100), torch.zeros(48, dtype=torch.float16), r"it must be \[48\], torch.float32, cpu"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    weight: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None, message: str
+) -> None:
+    with pytest.raises(UnsupportedConfig, match=message):
+        lowbit.matmul(x, weight, bias, backend="reference")
+
+
+def test_unknown_backend_is_refused(weight: PackedWeight) -> None:
+    with pytest.raises(UnsupportedConfig, match=r"backend 'cublas': the kernels are .*reference, or 'auto'"):
+        lowbit.matmul(torch.zeros(1, 100), weight, backend="cublas")
+
+
+def test_reference_is_never_silent(weight: PackedWeight) -> None:
+    _report.cache_clear()
+    x = torch.zeros(1, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowbit.matmul(x, weight, backend="reference")
+    problem = lowbit.Problem.of(weight, x_dtype=torch.float32)
+    if choose(problem).family.name != "reference":  # a faster kernel takes this layout: nothing to report
+        return
+    with pytest.warns(SlowPathWarning, match="the reference kernel runs, which is slow"):
+        lowbit.matmul(x, weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowbit.matmul(x, weight)  # reported once
+
+
+def test_explain_says_which_and_why(weight: PackedWeight) -> None:
+    text = lowbit.explain(lowbit.Problem.of(weight, m=7), "reference")
+    assert "m=7 n=48 k=100 int4_g32_asym (dense) x bfloat16 on cpu" in text
+    assert "runs on reference: unpacks and multiplies in float32 torch" in text
+    assert "because backend='reference' asks for it" in text
+
+
+def test_pack_takes_the_layout_of_the_kernel_that_will_run() -> None:
+    q = quantize(torch.randn(64, 128, generator=torch.Generator().manual_seed(0)), "int4_g32")
+    packed = lowbit.pack(q)
+    choice = choose(lowbit.Problem.of(packed))
+    assert packed.layout == choice.family.layout(q.format, "cpu")
+    assert next(iter(FAMILIES)) == choice.family.name or choice.passed

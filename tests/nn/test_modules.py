@@ -1,0 +1,105 @@
+"""Linear, Embedding and convert: state_dict, .to(), deepcopy, and types that must not change."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lowbit.errors import FormatError, UnsupportedConfig, UsageError
+from lowbit.formats import quantize
+from lowbit.nn import Embedding, Linear, convert
+
+
+def linear(name: str = "int4_g32_sfp32_asym", seed: int = 0) -> Linear:
+    torch.manual_seed(seed)
+    return Linear.from_float(torch.nn.Linear(96, 40), name, backend="reference")
+
+
+def test_forward_is_dequantize_and_multiply() -> None:
+    module = linear()
+    x = torch.randn(2, 3, 96)
+    assert module.bias is not None
+    torch.testing.assert_close(module(x), x @ module.weight.unpack().dequantize().T + module.bias)
+
+
+def test_deepcopy_is_equal_and_independent() -> None:
+    module = linear()
+    x = torch.randn(2, 96)
+    twin = copy.deepcopy(module)
+    assert torch.equal(twin(x), module(x))
+    twin.words.zero_()
+    assert not torch.equal(twin(x), module(x))
+
+
+def test_dtype_conversion_moves_bias_and_leaves_the_weight() -> None:
+    module = linear().to(torch.bfloat16)
+    assert module.scales.dtype == torch.float32
+    assert module.words.dtype == torch.int32
+    assert module.bias is not None
+    assert module.bias.dtype == torch.bfloat16
+    assert module(torch.randn(2, 96, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert module.half().scales.dtype == torch.float32
+
+
+def test_meta_device_keeps_shapes() -> None:
+    module = copy.deepcopy(linear()).to("meta")
+    assert module.words.device.type == "meta"
+    assert module.weight.shape == (40, 96)
+
+
+def test_state_dict_round_trip(tmp_path: Path) -> None:
+    source, target = linear(seed=0), linear(seed=1)
+    x = torch.randn(2, 96)
+    assert not torch.equal(source(x), target(x))
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(source(x), target(x))
+    tensors = {k: v for k, v in source.state_dict().items() if isinstance(v, torch.Tensor)}
+    save_file(tensors, tmp_path / "linear.safetensors")
+    third = linear(seed=2)
+    third.load_state_dict({**third.state_dict(), **load_file(tmp_path / "linear.safetensors")})
+    assert torch.equal(source(x), third(x))
+
+
+def test_state_of_another_format_is_refused() -> None:
+    with pytest.raises(FormatError, match="build the module from the same format, layout and shape"):
+        linear("int3_g32_sfp32_asym").load_state_dict(linear().state_dict())
+
+
+def test_inside_a_larger_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), linear())
+    again = torch.nn.Sequential(torch.nn.Linear(8, 96), linear(seed=3))
+    again.load_state_dict(model.state_dict())
+    x = torch.randn(4, 8)
+    assert torch.equal(model(x), again(x))
+
+
+def test_wrong_bias_is_refused() -> None:
+    with pytest.raises(UnsupportedConfig, match=r"bias of shape \[3\]: it must be \[40\]"):
+        Linear(linear().weight, torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_g32_asym", "q4_k", "fp8_e4m3_block16x16", "ternary"])
+def test_embedding_rows_are_those_of_the_table(name: str) -> None:
+    q = quantize(torch.randn(50, 256, generator=torch.Generator().manual_seed(0)), name)
+    module = Embedding.from_quantized(q)
+    ids = torch.tensor([[0, 49], [7, 7]])
+    assert torch.equal(module(ids), q.dequantize()[ids])
+    assert module(ids[:0]).shape == (0, 2, 256)
+    twin = copy.deepcopy(Embedding.from_quantized(q, dtype=torch.bfloat16))
+    assert torch.equal(twin(ids), q.dequantize(torch.bfloat16)[ids])
+
+
+def test_convert_swaps_by_name() -> None:
+    model = torch.nn.ModuleDict(
+        {"up": torch.nn.Linear(64, 32), "down": torch.nn.Linear(32, 64), "head": torch.nn.Linear(64, 8)}
+    )
+    names = convert(model, {"up|down": "int4_g32"}, backend="reference")
+    assert names == ["up", "down"]
+    assert isinstance(model["up"], Linear)
+    assert isinstance(model["head"], torch.nn.Linear)
+    with pytest.raises(UsageError, match=r"patterns \['gate'\] match no linear"):
+        convert(model, {"gate": "int4_g32"})
