@@ -1,0 +1,122 @@
+"""What a quantization scheme is: which tensors of a module it claims, and how they fold into one QuantizedTensor.
+
+A new scheme is one file with a Scheme and one line in SCHEME_MODULES. `fold` sees the tensors of one module by local
+name ("weight_packed", "weight_scale"), checks their shapes and dtypes against each other and the settings, and returns
+an Entry whose `load` reads them; it reads no weights itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.checkpoint.base import Entry
+from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
+from lowbit.errors import CheckpointError
+
+SCHEME_MODULES = ("lowbit.checkpoint.compressed_tensors.reader",)  # in the order they are asked
+
+
+class Module:
+    """The tensors of one quantized module. `take` checks and hands out; what nobody takes is an error."""
+
+    def __init__(self, name: str, tensors: dict[str, StoredTensor]) -> None:
+        self.name = name
+        self.tensors = tensors
+        self._taken: set[str] = set()
+
+    def has(self, local: str) -> bool:
+        """Whether the module has a tensor of that local name."""
+        return local in self.tensors
+
+    def take(self, local: str, shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> StoredTensor:
+        """The tensor, whose shape and dtype must be one of those given. Raises CheckpointError."""
+        if local not in self.tensors:
+            raise self.wrong(local, "is missing: a quantized module needs all its tensors")
+        stored = self.tensors[local]
+        self._taken.add(local)
+        if stored.shape not in shapes:
+            expected = " or ".join(str(list(s)) for s in shapes)
+            raise self.wrong(local, f"has shape {list(stored.shape)}: {expected} was expected from the other tensors")
+        if stored.dtype not in dtypes:
+            expected = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+            raise self.wrong(local, f"has dtype {str(stored.dtype).removeprefix('torch.')}: {expected} was expected")
+        return stored
+
+    def finish(self) -> None:
+        """Raises CheckpointError for tensors that were not taken."""
+        if left := sorted(self.tensors.keys() - self._taken):
+            raise self.wrong(left[0], "is left over: nothing says what it means in a module quantized this way")
+
+    def wrong(self, local: str, what: str) -> CheckpointError:
+        """An error about one tensor of this module."""
+        stored = next(iter(self.tensors.values()))
+        return CheckpointError(
+            f"{stored.path.parent}: tensor {self.name + '.' + local!r} {what}; the files are damaged or their "
+            "quantization_config is not theirs; download the model again"
+        )
+
+    def finite(self, local: str, values: Tensor) -> Tensor:
+        """`values`, after checking that all are finite. For scales, when they are read."""
+        if not bool(torch.isfinite(values).all()):
+            raise self.wrong(local, "holds numbers that are not finite: scales must be finite")
+        return values
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a scheme made of a store: entries by parameter name, the tensors they use, and what was assumed."""
+
+    entries: dict[str, Entry]
+    claimed: set[str]
+    assumptions: list[str]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way of storing quantized modules. `fold` raises CheckpointError for modules that contradict it."""
+
+    name: str
+    recognise: Callable[[Mapping[str, Any]], bool]  # from the quantization_config
+    fold: Callable[[TensorStore, Mapping[str, Any]], Folded]  # store and quantization_config
+
+
+def quantized_modules(
+    store: TensorStore, marker: str, parts: frozenset[str], without: Container[str] = ()
+) -> list[Module]:
+    """The modules that have a tensor `<module>.<marker>`, each with all its own tensors but the bias and `without`.
+
+    `parts` are the other local names that only a quantized module has. Raises CheckpointError when one of them stands
+    in a module without the marker.
+    """
+    modules: dict[str, dict[str, StoredTensor]] = {}
+    for key in store:
+        module, _, local = key.rpartition(".")
+        if local != "bias" and key not in without:
+            modules.setdefault(module, {})[local] = store[key]
+    found = []
+    for name, tensors in modules.items():
+        module_view = Module(name, tensors)
+        if marker in tensors:
+            found.append(module_view)
+        elif orphans := sorted(parts & tensors.keys()):
+            raise module_view.wrong(marker, f"is missing, but {orphans[0]!r} is there: a module has both or neither")
+    return found
+
+
+def find_scheme(quantization: Mapping[str, Any], where: str) -> Scheme:
+    """The scheme a quantization_config names. Raises CheckpointError for one that is not known."""
+    schemes: list[Scheme] = [import_module(name).SCHEME for name in SCHEME_MODULES]
+    for scheme in schemes:
+        if scheme.recognise(quantization):
+            return scheme
+    method = quantization.get("quant_method", quantization.get("method"))
+    raise CheckpointError(
+        f"{where}: quant_method {method!r} is not known: {', '.join(s.name for s in schemes)} and unquantized weights "
+        "are read; use a checkpoint in one of these, or the original one"
+    )
