@@ -5,12 +5,14 @@ A new layout is one file with a Layout subclass and a `register` call, imported 
 
 from lowbit.packing.cpu_tile import CPU_TILE
 from lowbit.packing.dense import DENSE
+from lowbit.packing.fragment import FRAGMENT
 from lowbit.packing.layout import LAYOUTS, Layout, get_layout, register
 from lowbit.packing.weight import TENSORS, Description, PackedWeight, pack_as
 
 __all__ = [
     "CPU_TILE",
     "DENSE",
+    "FRAGMENT",
     "LAYOUTS",
     "TENSORS",
     "Description",
