@@ -1,0 +1,278 @@
+"""The kernels that read weights: up to four prepared rows of x against a range of row vectors of W.
+
+    y[r, o] (+)= sum over groups of scale * sum over columns of (number(code) - zero) * x        or + minimum * x
+
+Operands: a weight's descriptor (scales.py), its words in the layout of lowbit.packing.cpu_tile, and x as activations.py
+prepares it. One vector of 4, 8 or 16 rows of W runs over all of k; nothing is shuffled and nothing is summed across
+lanes. Two ways to the sum over a group:
+
+    a16, a8  integer dot products. The zero point is the accumulator's first value, -zero * sum of x, which was made
+             with x. Two planes of x meet as 256 high + low. Exact until scale and activation scale are applied.
+    fp32     weights become float and are multiplied by x: any element, as exact as float32 itself.
+
+The order of additions does not depend on the number of rows, so a row of x gives the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowbit.formats import WeightFormat
+from lowbit.formats.weight_format import Zero
+from lowbit.kernels.cpu.activations import PLANE_COUNT
+from lowbit.kernels.cpu.decode import LINE_BYTES, Block, ByteDecoder, FloatDecoder
+from lowbit.kernels.cpu.dot import dot
+from lowbit.kernels.cpu.emitter import Emitter
+from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
+from lowbit.kernels.cpu.isa import InstructionSet
+from lowbit.kernels.cpu.scales import GroupScales, field
+from lowbit.kernels.cpu.steps import Steps
+from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
+
+MOST_ROWS = 4  # of x in one pass: more do not fit the registers beside the weights
+ROW_STRIDE = 512  # floats from one row of results to the next
+
+
+@dataclass(frozen=True)
+class MatmulSpec:
+    """What a matmul kernel is made for."""
+
+    format: WeightFormat
+    mode: str  # "a16", "a8" or "fp32": see activations.py
+    rows: int  # of x, 1 to MOST_ROWS
+    step: int  # columns of a full step
+    tail: int  # columns of the short last step, 0 for none
+    group: int  # columns of a group, 0 for a whole row
+    accumulate: bool = False  # add to y
+
+    @property
+    def steps(self) -> Steps:
+        """Of any length: what counts here is the inside of a step."""
+        return Steps(self.step, 0, self.tail, self.group)
+
+
+def sum_factor(fmt: WeightFormat) -> int:
+    """What the integer sums of x are multiplied by when they are made."""
+    if fmt.zero is Zero.NONE:
+        return ByteDecoder(fmt.levels).offset
+    return -1 if fmt.zero is Zero.INT else 1
+
+
+def dot_reason(fmt: WeightFormat) -> str | None:
+    """Why a format cannot be multiplied as integers, or None if it can."""
+    if reason := ByteDecoder.reason_against(fmt.element):
+        return reason
+    if fmt.zero is not Zero.NONE and ByteDecoder(fmt.levels).table is not None:
+        return f"{fmt.element.name} with a zero point"
+    return None
+
+
+@dataclass
+class _Operands:
+    """Values every part of the kernel needs."""
+
+    f: Emitter
+    spec: MatmulSpec
+    words: Value  # the tile's first line, at this vector's rows
+    scales: GroupScales
+
+    def block(self, step: Value, index: int) -> Block:
+        bits = self.spec.format.bits
+        start = self.f.at(self.words, step * (self.spec.step // BLOCK_COLUMNS * bits * LINE_BYTES))
+        return Block(self.f, bits, self.f.at(start, index * bits * LINE_BYTES))
+
+    def planes(self, step: Value, quad_bytes: int) -> Value:
+        return self.f.at(self.f.arg("planes"), step * (self.spec.step // 4 * quad_bytes))
+
+
+# (operands, step, group ranges in quads, group index of each) and results so far -> results
+_Step = Callable[[_Operands, Value, list[tuple[int, int]], list[Value], list[Value]], list[Value]]
+
+
+def matmul(isa: InstructionSet, spec: MatmulSpec) -> str:
+    """kernel(descriptor, planes, scales, sums, y, first, end): vectors of rows [first, end) of W.
+
+    y: [rows, ROW_STRIDE] float, the vector `first` at its start.
+    """
+    names = {"weight": PTR, "planes": PTR, "scales": PTR, "sums": PTR, "y": PTR, "first": I64, "end": I64}
+    f = Emitter(isa, names)
+    weight = f.arg("weight")
+    words, stride, steps = field(f, weight, "words"), field(f, weight, "words_stride"), field(f, weight, "steps")
+    parts = TILE_ROWS // f.lanes
+    body: _Step
+    if spec.mode == "fp32":
+        decoder = FloatDecoder(f, spec.format.levels)
+        decoder.start()
+        body = _FloatStep(decoder).run
+    else:
+        body = _IntegerStep(ByteDecoder(spec.format.levels)).run
+    with f.loop(f.arg("first"), f.arg("end")) as loop:
+        tile, part = loop.index // parts, loop.index & (parts - 1)
+        start = f.at(f.at(words, tile * stride), part * (f.lanes * 4))
+        operands = _Operands(f, spec, start, GroupScales(f, spec.format, weight, tile, part))
+        y = f.at(f.arg("y"), (loop.index - f.arg("first")) * (f.lanes * 4))
+        targets = [f.at(y, row * ROW_STRIDE * 4) for row in range(spec.rows)]
+        results = [f.load(f.floats, t, 4) if spec.accumulate else f.zero(f.floats) for t in targets]
+        with f.loop(0, steps, carried=results) as inner:
+            inner.put(_one_step(operands, body, inner.index, spec.step, inner.carried))
+        results = inner.carried
+        if spec.tail:
+            results = _one_step(operands, body, steps, spec.tail, results)
+        for target, result in zip(targets, results, strict=True):
+            f.store(result, target, 4)
+    return f.build()
+
+
+def _one_step(operands: _Operands, body: _Step, step: Value, columns: int, results: list[Value]) -> list[Value]:
+    spec, f = operands.spec, operands.f
+    ranges = spec.steps.ranges(columns)
+    if spec.group == 0:
+        groups = [f.const(I64, 0)]
+    elif spec.group >= spec.step:
+        groups = [step // (spec.group // spec.step)]
+    else:
+        first = step * spec.steps.groups_per_step
+        groups = [first + i for i in range(len(ranges))]
+    return body(operands, step, ranges, groups, results)
+
+
+@dataclass
+class _IntegerStep:
+    """Integer dot products, one or two planes of x."""
+
+    decoder: ByteDecoder
+
+    def run(
+        self, o: _Operands, step: Value, ranges: list[tuple[int, int]], groups: list[Value], results: list[Value]
+    ) -> list[Value]:
+        f, spec = o.f, o.spec
+        planes, rows = PLANE_COUNT[spec.mode], spec.rows
+        x = o.planes(step, rows * planes * 4)
+        scale_base = f.at(f.arg("scales"), step * (rows * 4))
+        sums = f.at(f.arg("sums"), step * (spec.steps.groups_per_step * rows * 4))
+        blocks: dict[int, Block] = {}
+        factors = [f.broadcast(FLOAT, f.at(scale_base, row * 4)) for row in range(rows)]
+        if self.decoder.unit != 1.0:
+            factors = [factor * self.decoder.unit for factor in factors]
+        for index, ((first, end), group) in enumerate(zip(ranges, groups, strict=True)):
+            zero = o.scales.zero(group)
+            x_sums = [f.broadcast(I32, f.at(sums, (index * rows + row) * 4)) for row in range(rows)]
+            starts = [self._start(o, x_sum, zero) for x_sum in x_sums]
+            split = 2 if f.isa.dot == "vnni" and f.lanes == 16 and planes * rows <= MOST_ROWS else 1
+            acc = [[[start if p == planes - 1 else f.zero(f.ints)] for p in range(planes)] for start in starts]
+            for row in acc:
+                for plane in row:
+                    plane.extend(f.zero(f.ints) for _ in range(split - 1))
+            for block_index in range(first // QUADS, -(-end // QUADS)):
+                block = blocks.setdefault(block_index, o.block(step, block_index))
+                quads = range(max(first, block_index * QUADS), min(end, (block_index + 1) * QUADS))
+                self._block(o, block, quads, x, acc)
+            scale = o.scales.scale(group)
+            results = [
+                self._finish(o, planes_of_row, x_sum, zero, factor, scale, result)
+                for planes_of_row, x_sum, factor, result in zip(acc, x_sums, factors, results, strict=True)
+            ]
+        return results
+
+    def _start(self, o: _Operands, x_sum: Value, zero: Value | None) -> Value:
+        kind = o.spec.format.zero
+        if kind is Zero.INT:
+            assert zero is not None
+            return zero * x_sum
+        return x_sum if kind is Zero.NONE and self.decoder.gain == 1 else o.f.zero(o.f.ints)
+
+    def _block(self, o: _Operands, block: Block, quads: range, x: Value, acc: list[list[list[Value]]]) -> None:
+        """Adds the products of some quads of a block, as many at a time as the kind of dot product likes."""
+        f, planes, rows = o.f, PLANE_COUNT[o.spec.mode], o.spec.rows
+        together = QUADS if f.isa.dot == "maddubs" else 2
+        for start in range(quads.start, quads.stop, together):
+            some = range(start, min(start + together, quads.stop))
+            weights = [self.decoder.look_up(f, block.quad(q % QUADS)) for q in some]
+            for row in range(rows):
+                for plane in range(planes):
+                    xs = [f.broadcast(I32, f.at(x, ((q * rows + row) * planes + plane) * 4)) for q in some]
+                    dot(f, acc[row][plane], weights, xs, self.decoder.largest)
+
+    def _finish(
+        self,
+        o: _Operands,
+        planes: list[list[Value]],
+        x_sum: Value,
+        zero: Value | None,
+        factor: Value,
+        scale: Value,
+        result: Value,
+    ) -> Value:
+        """One group's integers -> result + scale * (sum - zero * sum of x), as float."""
+        f, kind = o.f, o.spec.format.zero
+        total = None
+        for parts in planes:
+            plane = parts[0]
+            for part in parts[1:]:
+                plane = plane + part
+            total = plane if total is None else (total << 8) + plane
+        assert total is not None
+        if self.decoder.gain != 1:
+            total = total * self.decoder.gain + x_sum
+        number = total.cast("sitofp", f.floats)
+        if kind is Zero.FLOAT:
+            assert zero is not None
+            number = number - zero * x_sum.cast("sitofp", f.floats)
+        result = f.fma(number * factor, scale, result)
+        if kind is Zero.MIN:
+            assert zero is not None
+            result = f.fma(x_sum.cast("sitofp", f.floats) * factor, zero, result)
+        return result
+
+
+@dataclass
+class _FloatStep:
+    """Products in float32."""
+
+    decoder: FloatDecoder
+
+    def run(
+        self, o: _Operands, step: Value, ranges: list[tuple[int, int]], groups: list[Value], results: list[Value]
+    ) -> list[Value]:
+        f, spec = o.f, o.spec
+        rows = spec.rows
+        x = o.planes(step, rows * 16)
+        blocks: dict[int, Block] = {}
+        for (first, end), group in zip(ranges, groups, strict=True):
+            scale, zero = o.scales.scale(group), o.scales.zero(group)
+            weight_of = self._weights(o, scale, zero)
+            acc = [[f.zero(f.floats), f.zero(f.floats)] for _ in range(rows)]
+            for quad in range(first, end):
+                block = blocks.setdefault(quad // QUADS, o.block(step, quad // QUADS))
+                codes = block.quad(quad % QUADS)
+                for byte in range(4):
+                    weight = weight_of(codes, byte)
+                    for row in range(rows):
+                        value = f.broadcast(FLOAT, f.at(x, (quad * rows + row) * 16 + byte * 4))
+                        acc[row][byte % 2] = f.fma(weight, value, acc[row][byte % 2])
+            sums = [a + b for a, b in acc]
+            if spec.format.zero is Zero.MIN:
+                results = [result + total for result, total in zip(results, sums, strict=True)]
+            else:
+                if spec.format.zero is Zero.NONE and self.decoder.gain != 1.0:
+                    scale = scale * self.decoder.gain
+                results = [f.fma(total, scale, result) for result, total in zip(results, sums, strict=True)]
+        return results
+
+    def _weights(self, o: _Operands, scale: Value, zero: Value | None) -> Callable[[Value, int], Value]:
+        """A function from (quad, byte) to weights: finished for MIN, else still to be scaled."""
+        kind = o.spec.format.zero
+        if kind is Zero.INT:
+            assert zero is not None
+            zero = zero.cast("sitofp", o.f.floats)
+
+        def weights(codes: Value, byte: int) -> Value:
+            number = self.decoder.numbers(codes, byte)
+            if zero is None:
+                return number
+            if kind is Zero.MIN:
+                return number * scale + zero
+            return number * self.decoder.gain - zero
+
+        return weights

@@ -1,0 +1,42 @@
+"""Threads from the OpenMP runtime torch has already loaded, so that torch and these kernels share one pool.
+
+Two pools would fight for the cores: each keeps its threads spinning for a while after work. torch.get_num_threads()
+says how many there are; it respects OMP_NUM_THREADS and the processors this process may use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+
+@cache
+def openmp() -> tuple[int, int]:
+    """Addresses of GOMP_parallel and GOMP_barrier in the loaded runtime; (0, 0) if there is none: one thread."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return 0, 0
+    names = {line.split()[-1] for line in maps}
+    loaded = sorted((n for n in names if re.search(r"/lib(gomp|omp|iomp5)\b[^/]*$", n)), key=lambda n: "torch" not in n)
+    for name in loaded:
+        try:
+            library = ctypes.CDLL(name)
+            found = (library.GOMP_parallel, library.GOMP_barrier)
+        except (OSError, AttributeError):
+            continue
+        parallel, barrier = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found)
+        return parallel, barrier
+    return 0, 0
+
+
+def usable_threads() -> int:
+    """How many threads a kernel should use: torch's number, never more than the processors of this process."""
+    if not openmp()[0]:
+        return 1
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
