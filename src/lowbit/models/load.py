@@ -51,8 +51,7 @@ def load_model(
         names = [f"{path}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)]
         if not names:
             continue
-        values = {name.rpartition(".")[2]: checkpoint[name] for name in names}
-        _fill(model, path, module, values, device, dtype, backend)
+        _fill(model, path, module, checkpoint, device, dtype, backend)
         done += sum(sizes[name] for name in names)
         if progress is not None:
             progress(done, total, path)
@@ -63,12 +62,13 @@ def _fill(
     model: Decoder,
     path: str,
     module: nn.Module,
-    values: dict[str, Tensor | QuantizedTensor],
+    checkpoint: Checkpoint,
     device: torch.device | str,
     dtype: torch.dtype,
     backend: str,
 ) -> None:
-    """Give a module without memory its weight (and bias), or put a quantized module in its place."""
+    """Read a module's weight (and bias); give it that memory, or put a quantized module in its place."""
+    values = {leaf: checkpoint[f"{path}.{leaf}"] for leaf, _ in module.named_parameters(recurse=False)}
     weight = values["weight"]
     plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
     if isinstance(weight, QuantizedTensor):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import queue
 import subprocess
@@ -26,7 +27,7 @@ Message = Mapping[str, Any]  # "role" and "content"; further keys (tool_calls, .
 
 MAX_SOURCE = 256 * 1024  # characters of template; the longest in use have about 20 000
 MAX_TEXT = 8 * 1024 * 1024  # characters it may write
-SECONDS = 2  # to compile and render
+SECONDS = 2.0  # to compile and render
 _START_SECONDS = 30  # for the process to come up on a loaded machine
 
 
@@ -66,7 +67,7 @@ class ChatTemplate:
         _check(messages)
         variables = {"tools": tools, "documents": None, **self._tokens, **variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        request = {"source": self._source, "variables": variables, "most_characters": MAX_TEXT, "seconds": SECONDS}
+        request = {"source": self._source, "variables": variables, "most_characters": MAX_TEXT, "seconds": math.ceil(SECONDS)}
         try:
             line = json.dumps(request).encode()
         except (TypeError, ValueError) as error:
@@ -93,7 +94,7 @@ class ChatTemplate:
         try:
             reply = worker.ask(line, SECONDS)
         except TimeoutError:
-            reply = {"error": "time", "message": f"it was not done after {SECONDS} seconds"}
+            reply = {"error": "time", "message": f"it was not done after {SECONDS:g} seconds"}
         except EOFError:
             reply = {"error": "died", "message": "its process ended, out of memory, stack or CPU time"}
         if reply.get("error") in ("time", "died", "memory"):  # a process that ran out of memory is not trusted again

@@ -152,7 +152,7 @@ class LLM:
 
     def _stream(self, prompt: Prompt, params: SamplingParams | None, name: str) -> TextStream:
         params = params or SamplingParams()
-        if not isinstance(prompt, Sequence) or not (isinstance(prompt, str) or all(map(_is_id, prompt))):
+        if not isinstance(prompt, str) and (not isinstance(prompt, Sequence) or not all(map(_is_id, prompt))):
             raise UsageError(
                 f"{name} is {type(prompt).__name__}: must be a text or a list of token ids; "
                 "for an array or tensor pass .tolist()"
