@@ -1,0 +1,110 @@
+"""Compiled kernels on disk: kept, shared between processes, never trusted when damaged or open to others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, clear_cache
+from lowbit.kernels.cpu.engine import Engine
+from lowbit.kernels.cpu.ir import I64, PTR, Function, module
+
+CODE = b"code" * 100
+
+
+def kernel(number: int) -> str:
+    f = Function("kernel", {"out": PTR})
+    f.store(f.const(I64, number), f.arg("out"))
+    return module([f], "")
+
+
+def only_file(directory: Path) -> Path:
+    (path,) = directory.glob("*.kernel")
+    return path
+
+
+def test_what_was_put_is_found(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "a" / "kernels")
+    assert cache.get("k") is None
+    cache.put("k", CODE)
+    assert ObjectCache(cache.directory).get("k") == CODE
+    assert cache.directory.stat().st_mode & 0o777 == 0o700
+    assert clear_cache(cache.directory) > len(CODE)
+    assert cache.get("k") is None
+
+
+def test_the_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", "/somewhere")
+    assert cache_directory() == Path("/somewhere/kernels")
+    monkeypatch.delenv("LOWBIT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_directory() == Path("/xdg/lowbit/kernels")
+
+
+@pytest.mark.parametrize("damage", ["cut", "replaced", "empty"])
+def test_a_damaged_file_is_reported_once_and_written_anew(tmp_path: Path, damage: str) -> None:
+    directory = tmp_path / "kernels"
+    Engine(ObjectCache(directory)).address(kernel(1))
+    path = only_file(directory)
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[:-20], "replaced": whole[:-1] + b"?", "empty": b""}[damage])
+    engine = Engine(ObjectCache(directory))
+    with pytest.warns(RuntimeWarning, match=r"[0-9a-f]{40}\.kernel is damaged; compiling it again"):
+        engine.address(kernel(1))
+    assert path.read_bytes() == whole
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Engine(ObjectCache(directory)).address(kernel(1))
+
+
+def test_a_directory_open_to_others_is_not_used(tmp_path: Path) -> None:
+    directory = tmp_path / "kernels"
+    cache = ObjectCache(directory)
+    cache.put("k", CODE)
+    directory.chmod(0o770)
+    suspicious = ObjectCache(directory)
+    with pytest.warns(RuntimeWarning, match=r"mode 0770; it must belong to this user with mode 0700"):
+        assert suspicious.get("k") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        suspicious.put("other", CODE)
+    assert not (directory / "other.kernel").exists()
+
+
+def test_a_directory_that_cannot_be_made_costs_only_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    engine = Engine(ObjectCache(tmp_path / "file" / "kernels"))
+    with pytest.warns(RuntimeWarning, match="kernels are compiled in every process"):
+        assert engine.address(kernel(2))
+
+
+def test_one_kernel_is_compiled_once_and_two_kernels_are_two(tmp_path: Path) -> None:
+    engine = Engine(ObjectCache(tmp_path / "kernels"))
+    first = engine.address(kernel(3))
+    assert engine.address(kernel(3)) == first
+    assert engine.address(kernel(4)) != first
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
+    code = """
+import torch, lowbit
+from lowbit.formats import quantize
+torch.manual_seed(0)
+w = lowbit.pack(quantize(torch.randn(40, 96), "int3_g32"))
+print(lowbit.matmul(torch.ones(2, 96), w).double().sum().item())
+"""
+    environment = {**os.environ, "LOWBIT_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error::RuntimeWarning"}
+    command = [sys.executable, "-c", code]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    results = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert results[0] == results[1] != ""
+    files = list((tmp_path / "kernels").iterdir())
+    assert files
+    assert all(path.suffix == ".kernel" for path in files)
