@@ -15,8 +15,8 @@ FAMILY = CpuFamily("cpu", "a16", "for tests")
 
 INTEGERS = [
     "int1_g32", "int2_g64", "int2_g16_min", "int3_g64_asym", "int3_g24", "int4_g32", "int4_g128_asym",
-    "int4_g32_zfloat", "int4_tensor", "int5_g48_min", "int5", "int6_g16_asym", "int7_g128_zfloat", "int8", "int8_g32_asym", "int8_g256",
-    "ternary", "ternary_g64", "int4_g192_sfp32_min", "int4_g64_sbf16",
+    "int4_g32_zfloat", "int4_tensor", "int5_g48_min", "int5", "int6_g16_asym", "int7_g128_zfloat", "int8",
+    "int8_g32_asym", "int8_g256", "ternary", "ternary_g64", "int4_g192_sfp32_min", "int4_g64_sbf16",
 ]  # fmt: skip
 TWO_LEVEL = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"]
 TABLES = ["nf4_g64", "fp4_bnb_g64", "iq4_nl", "mxfp4", "nvfp4", "fp4_e2m1_g32", "nf4_g64_zfloat"]
