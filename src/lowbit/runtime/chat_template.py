@@ -67,7 +67,12 @@ class ChatTemplate:
         _check(messages)
         variables = {"tools": tools, "documents": None, **self._tokens, **variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        request = {"source": self._source, "variables": variables, "most_characters": MAX_TEXT, "seconds": math.ceil(SECONDS)}
+        request = {
+            "source": self._source,
+            "variables": variables,
+            "most_characters": MAX_TEXT,
+            "seconds": math.ceil(SECONDS),
+        }
         try:
             line = json.dumps(request).encode()
         except (TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ give the same tokens on every device and whichever other sequences run beside.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -72,12 +73,8 @@ def _real(name: str, value: object, inside: Callable[[float], bool], rule: str, 
 
 def new_generator(params: SamplingParams) -> torch.Generator:
     """A CPU generator for one sequence, seeded by `params`, or anew; its `initial_seed()` tells which."""
-    generator = torch.Generator(device="cpu")
-    if params.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(params.seed)
-    return generator
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return torch.Generator(device="cpu").manual_seed(seed)
 
 
 def sample(
