@@ -39,7 +39,7 @@ def build_config(file: GGUFFile, names: set[str], dtype: str, vocab_size: int) -
     if heads % kv_heads:
         raise read.wrong("attention.head_count_kv", f"it must divide the {heads} query heads")
     if head_dim % 2:
-        raise read.wrong("attention.key_length", "rotary embeddings need an even number of dimensions")
+        raise CheckpointError(f"{file.path}: heads have {head_dim} dimensions: rotary embeddings need an even number")
     config: dict[str, Any] = {
         "architectures": [arch.class_name],
         "model_type": arch.model_type,

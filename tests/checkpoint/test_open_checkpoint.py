@@ -1,0 +1,75 @@
+"""open_checkpoint: which reader opens a path, and what is said when none does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoint_builders import llama_tensors, save_gguf, save_hf
+
+from lowbit.checkpoint import open_checkpoint
+from lowbit.checkpoint.registry import readers
+from lowbit.errors import CheckpointError
+
+
+def test_readers_have_names_of_their_own():
+    names = [reader.name for reader in readers()]
+    assert len(set(names)) == len(names) >= 2
+
+
+def test_each_path_has_one_reader(tmp_path):
+    tensors = llama_tensors()
+    gguf = save_gguf(tmp_path / "m.gguf", tensors)
+    directory = save_hf(tmp_path / "hf", tensors)
+    for path in (gguf, directory, directory / "model.safetensors"):
+        assert sum(reader.probe(path) for reader in readers()) == 1
+        assert torch.equal(open_checkpoint(str(path))["model.norm"], tensors["model.norm.weight"])
+        assert open_checkpoint(path).path == path
+
+
+def test_a_configuration_makes_a_directory_hugging_face_whatever_else_lies_there(tmp_path):
+    save_hf(tmp_path, llama_tensors())
+    save_gguf(tmp_path / "m.gguf", llama_tensors())
+    assert open_checkpoint(tmp_path).format_name == "safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.gguf", "does not exist: pass a model directory, a .gguf or .safetensors file, or a Hugging Face id"),
+        ("empty", "is a directory without config.json: it is not a model; pass a Hugging Face directory"),
+        ("pickles", r"holds pytorch_model.bin, a pickle: pickles can run code and are never opened"),
+        ("notes.txt", "is no checkpoint of a known kind: pass a Hugging Face directory"),
+    ],
+)
+def test_what_is_no_checkpoint(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "pickles").mkdir()
+    (tmp_path / "pickles" / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(tmp_path / name)
+    assert name in str(caught.value)
+
+
+class TestHub:
+    """Names of models on the hub are looked up in the local cache; nothing is downloaded here."""
+
+    @pytest.fixture
+    def cache(self, tmp_path, monkeypatch):
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        return tmp_path
+
+    def test_from_the_cache(self, cache):
+        revision = "0123456789abcdef0123456789abcdef01234567"
+        model = cache / "models--owner--name"
+        save_hf(model / "snapshots" / revision, llama_tensors())
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text(revision)
+        assert open_checkpoint("owner/name").config["model_type"] == "llama"
+
+    def test_not_there(self, cache):
+        with pytest.raises(CheckpointError, match="owner/none is neither a path here nor a model that the Hugging Face hub"):
+            open_checkpoint("owner/none")
