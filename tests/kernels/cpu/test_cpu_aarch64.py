@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.descriptors import parts_of
 from lowbit.kernels.cpu.driver import finish
 from lowbit.kernels.cpu.engine import compile_object
 from lowbit.kernels.cpu.isa import INSTRUCTION_SETS
-from lowbit.kernels.cpu.matmul import MatmulSpec, dot_reason, matmul, sum_factor
+from lowbit.kernels.cpu.matmul import MatmulSpec, matmul, sum_factor
 from lowbit.kernels.cpu.plan import TYPE_NAMES
 from lowbit.kernels.cpu.scales import FIELDS
 from lowbit.packing import pack_as
@@ -86,9 +86,8 @@ def test_under_emulation(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     q = quantized(n, k, name)
     packed = pack_as(q, "cpu_tile")
     x = numbers(m, k).to(dtype)
-    (part,) = parts_of(packed)
-    steps = part.steps
-    mode = "fp32" if dtype == torch.float32 or dot_reason(q.format) else "a16"
+    (part,) = parts_of(packed, "fp32" if dtype == torch.float32 else "a16")
+    steps, mode = part.steps, part.mode
     texts = {
         "prepare": prepare(
             ISA, PrepareSpec(mode, TYPE_NAMES[dtype], m, steps, 1 if mode == "fp32" else sum_factor(q.format))

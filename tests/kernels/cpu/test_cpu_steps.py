@@ -23,9 +23,16 @@ from lowbit.kernels.cpu.steps import Steps, steps_of
     ],
 )
 def test_steps(name: str, k: int, want: Steps) -> None:
-    steps = steps_of(parse_format(name).grouping, k)
+    steps = steps_of(parse_format(name).grouping, k, "a8")
     assert steps == want
     assert steps.count * steps.step + steps.tail == k
+
+
+def test_x_in_16_bits_shares_scales_between_groups() -> None:
+    for name, step in (("int4_g32", 128), ("int4_g64", 128), ("int2_g16", 128), ("int3_g24", 96), ("int8_g256", 128)):
+        steps = steps_of(parse_format(name).grouping, 1000, "a16")
+        assert isinstance(steps, Steps)
+        assert steps.step == step
 
 
 def test_groups_inside_a_step() -> None:

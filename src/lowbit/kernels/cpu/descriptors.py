@@ -9,6 +9,7 @@ from torch import Tensor
 from lowbit.errors import UnsupportedConfig
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
+from lowbit.kernels.cpu.matmul import dot_reason
 from lowbit.kernels.cpu.scales import FIELDS
 from lowbit.kernels.cpu.steps import Steps, steps_of
 from lowbit.packing import PackedWeight
@@ -22,6 +23,7 @@ class Part:
     start: int
     stop: int
     format: WeightFormat
+    mode: str  # how x is prepared for it, see activations.py
     steps: Steps
     fields: tuple[int, ...]  # the descriptor, see scales.py; addresses into the weight's tensors
 
@@ -33,8 +35,10 @@ def part_formats(weight: PackedWeight) -> list[tuple[int, int, WeightFormat]]:
     return [(s.start, s.stop, s.format) for s in weight.sections]
 
 
-def parts_of(weight: PackedWeight) -> list[Part]:
+def parts_of(weight: PackedWeight, mode: str) -> list[Part]:
     """The parts of a weight in the layout cpu_tile. They hold addresses: keep the weight as long as them.
+
+    mode: how x is prepared; parts that cannot be multiplied as integers take fp32.
 
     Raises UnsupportedConfig for a grouping the kernels do not take.
     """
@@ -42,7 +46,8 @@ def parts_of(weight: PackedWeight) -> list[Part]:
     parts = []
     word, group = 0, 0
     for start, stop, fmt in part_formats(weight):
-        steps = steps_of(fmt.grouping, stop - start)
+        part_mode = "fp32" if dot_reason(fmt) else mode
+        steps = steps_of(fmt.grouping, stop - start, part_mode)
         if isinstance(steps, str):
             raise UnsupportedConfig(f"cpu kernels: {steps}")
         fields = dict.fromkeys(FIELDS, 0)
@@ -55,7 +60,7 @@ def parts_of(weight: PackedWeight) -> list[Part]:
         for name, tensor in (("supers", weight.super_scales), ("super_zeros", weight.super_zeros)):
             if tensor is not None:
                 fields[name], fields["supers_stride"] = _placed(tensor, group if weight.sections else 0)
-        parts.append(Part(start, stop, fmt, steps, tuple(fields.values())))
+        parts.append(Part(start, stop, fmt, part_mode, steps, tuple(fields.values())))
         word += CPU_TILE.words_shape(n, stop - start, fmt.bits)[-1]
         group += fmt.grouping.groups(stop - start) if isinstance(fmt.grouping, Along) else 0
     return parts

@@ -155,25 +155,24 @@ class _IntegerStep:
         factors = [f.broadcast(FLOAT, f.at(scale_base, row * 4)) for row in range(rows)]
         if self.decoder.unit != 1.0:
             factors = [factor * self.decoder.unit for factor in factors]
+        totals: list[Value | None] = [None] * rows  # of the step, still to be multiplied by x's scales
         for index, ((first, end), group) in enumerate(zip(ranges, groups, strict=True)):
             zero = o.scales.zero(group)
             x_sums = [f.broadcast(I32, f.at(sums, (index * rows + row) * 4)) for row in range(rows)]
             starts = [self._start(o, x_sum, zero) for x_sum in x_sums]
             split = 2 if f.isa.dot == "vnni" and f.lanes == 16 and planes * rows <= MOST_ROWS else 1
             acc = [[[start if p == planes - 1 else f.zero(f.ints)] for p in range(planes)] for start in starts]
-            for row in acc:
-                for plane in row:
+            for start_row in acc:
+                for plane in start_row:
                     plane.extend(f.zero(f.ints) for _ in range(split - 1))
             for block_index in range(first // QUADS, -(-end // QUADS)):
                 block = blocks.setdefault(block_index, o.block(step, block_index))
                 quads = range(max(first, block_index * QUADS), min(end, (block_index + 1) * QUADS))
                 self._block(o, block, quads, x, acc)
             scale = o.scales.scale(group)
-            results = [
-                self._finish(o, planes_of_row, x_sum, zero, factor, scale, result)
-                for planes_of_row, x_sum, factor, result in zip(acc, x_sums, factors, results, strict=True)
-            ]
-        return results
+            for row in range(rows):
+                totals[row] = self._finish(o, acc[row], x_sums[row], zero, scale, totals[row])
+        return [f.fma(t, x, r) for t, x, r in zip(totals, factors, results, strict=True) if t is not None]
 
     def _start(self, o: _Operands, x_sum: Value, zero: Value | None) -> Value:
         kind = o.spec.format.zero
@@ -200,30 +199,29 @@ class _IntegerStep:
         planes: list[list[Value]],
         x_sum: Value,
         zero: Value | None,
-        factor: Value,
         scale: Value,
-        result: Value,
+        total: Value | None,
     ) -> Value:
-        """One group's integers -> result + scale * (sum - zero * sum of x), as float."""
+        """One group's integers -> total + scale * (sum - zero * sum of x), as float."""
         f, kind = o.f, o.spec.format.zero
-        total = None
+        integer = None
         for parts in planes:
             plane = parts[0]
             for part in parts[1:]:
                 plane = plane + part
-            total = plane if total is None else (total << 8) + plane
-        assert total is not None
+            integer = plane if integer is None else (integer << 8) + plane
+        assert integer is not None
         if self.decoder.gain != 1:
-            total = total * self.decoder.gain + x_sum
-        number = total.cast("sitofp", f.floats)
+            integer = integer * self.decoder.gain + x_sum
+        number = integer.cast("sitofp", f.floats)
         if kind is Zero.FLOAT:
             assert zero is not None
             number = number - zero * x_sum.cast("sitofp", f.floats)
-        result = f.fma(number * factor, scale, result)
+        total = number * scale if total is None else f.fma(number, scale, total)
         if kind is Zero.MIN:
             assert zero is not None
-            result = f.fma(x_sum.cast("sitofp", f.floats) * factor, zero, result)
-        return result
+            total = f.fma(x_sum.cast("sitofp", f.floats), zero, total)
+        return total
 
 
 @dataclass

@@ -21,7 +21,7 @@ from lowbit.kernels.cpu.descriptors import Part, parts_of
 from lowbit.kernels.cpu.emitter import SIZE_BYTES
 from lowbit.kernels.cpu.engine import engine
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.matmul import MOST_ROWS, MatmulSpec, dot_reason, matmul, sum_factor
+from lowbit.kernels.cpu.matmul import MOST_ROWS, MatmulSpec, matmul, sum_factor
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing import PackedWeight
 from lowbit.packing.cpu_tile import TILE_ROWS
@@ -96,7 +96,7 @@ class Plan:
         self._x: list[tuple[int, int]] = []  # (word, offset in bytes from x)
         self.scratch_bytes = 0
         self._local = threading.local()
-        self._lay_out(parts_of(weight), m)
+        self._lay_out(parts_of(weight, types.mode), m)
 
     # ----------------------------------------------------------------------------------------------- laying out
     def _lay_out(self, parts: list[Part], m: int) -> None:
@@ -112,7 +112,7 @@ class Plan:
         self._relocations.append(at + 1)
 
     def _add_prepare(self, index: int, part: Part, m: int) -> dict[str, int]:
-        steps, mode = part.steps, self._mode(part)
+        steps, mode = part.steps, part.mode
         piece = _PIECE_STEPS if self.blocks == 1 else steps.total
         pieces = -(-steps.total // piece)
         self._record(index, shared_addresses()[0], self.blocks * pieces, 1)
@@ -134,12 +134,9 @@ class Plan:
     def _prepare_function(self, part: Part, rows: int) -> int:
         if rows > MOST_ROWS or (rows > self.low and not self.high):
             return 0
-        mode = self._mode(part)
+        mode = part.mode
         factor = 1 if mode == "fp32" else sum_factor(part.format)
         return prepare_address(self._isa, PrepareSpec(mode, self.types.x, rows, part.steps, factor))
-
-    def _mode(self, part: Part) -> str:
-        return "fp32" if dot_reason(part.format) else self.types.mode
 
     def _add_multiply(self, parts: list[Part], prepared: list[dict[str, int]]) -> None:
         n = self._n
@@ -174,9 +171,7 @@ class Plan:
         if rows > MOST_ROWS or (rows > self.low and not self.high):
             return 0
         s = part.steps
-        return matmul_address(
-            self._isa, MatmulSpec(part.format, self._mode(part), rows, s.step, s.tail, s.group, accumulate)
-        )
+        return matmul_address(self._isa, MatmulSpec(part.format, part.mode, rows, s.step, s.tail, s.group, accumulate))
 
     def _append(self, names: tuple[str, ...], values: dict[str, int]) -> None:
         for name in names:

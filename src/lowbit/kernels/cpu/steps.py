@@ -1,7 +1,8 @@
 """How kernels walk along k: in steps of whole blocks that hold whole groups, or parts of one group.
 
-A step shares one activation scale and is unrolled; a shorter last one has code of its own, so that nothing is read
-beyond the words and scales that exist. Groups may end at any multiple of four columns inside a step.
+A step shares one scale of x and is unrolled; a shorter last one has code of its own, so that nothing is read beyond the
+words and scales that exist. Groups may end at any multiple of four columns inside a step. x in 16 bits has precision to
+spare: its steps span several small groups, which saves a multiplication a group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from lowbit.formats.grouping import Along, Channel, Grouping, WholeTensor
 from lowbit.packing.cpu_tile import BLOCK_COLUMNS
 
+SHARED_STEP = 128  # columns that share a scale of x in 16 bits
 LONGEST_STEP = 256  # columns: bounds the code of a step, and the sums of products of 8 and 16 bits in 32
 
 
@@ -45,8 +47,8 @@ class Steps:
         return [(c // 4, -(-min(c + size, columns) // 4)) for c in range(0, columns, size)]
 
 
-def steps_of(grouping: Grouping, k: int) -> Steps | str:
-    """The steps for a grouping over k columns, or the reason why there are none."""
+def steps_of(grouping: Grouping, k: int, mode: str) -> Steps | str:
+    """The steps for a grouping over k columns, or the reason why there are none. mode: see activations.py."""
     if isinstance(grouping, Channel | WholeTensor):
         group, step = 0, 128 if k % 128 == 0 else 64
     elif isinstance(grouping, Along):
@@ -60,6 +62,8 @@ def steps_of(grouping: Grouping, k: int) -> Steps | str:
                 f"group size {group}: the kernels take multiples of 4 whose common multiple with 32 is at most "
                 f"{LONGEST_STEP}, and all multiples of 64"
             )
+        if mode == "a16" and SHARED_STEP % step == 0:
+            step = SHARED_STEP
     else:
         return f"grouping {grouping.suffix}: the kernels take groups along k, one a row, or one a tensor"
     return Steps(step, k // step, k % step, group)
