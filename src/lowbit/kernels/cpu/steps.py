@@ -62,7 +62,7 @@ def steps_of(grouping: Grouping, k: int, mode: str) -> Steps | str:
                 f"group size {group}: the kernels take multiples of 4 whose common multiple with 32 is at most "
                 f"{LONGEST_STEP}, and all multiples of 64"
             )
-        if mode == "a16" and SHARED_STEP % step == 0:
+        if mode == "a16" and SHARED_STEP % group == 0:
             step = SHARED_STEP
     else:
         return f"grouping {grouping.suffix}: the kernels take groups along k, one a row, or one a tensor"
