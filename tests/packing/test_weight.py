@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -83,9 +85,11 @@ def test_dense_size_is_what_the_format_says() -> None:
 
 
 def test_take_rows() -> None:
-    for name in ("int3_g16_asym", "q4_k", "int8", "ternary"):
-        p = pack_as(quantize(weight(40, 256), name), "dense")
-        for rows in (slice(7, 21), torch.tensor([39, 0, 0, 5])):
+    layouts = [name for name, layout in LAYOUTS.items() if layout.takes_rows]
+    assert {"dense", "cpu_tile"} <= set(layouts)
+    for layout, name in itertools.product(layouts, ("int3_g16_asym", "q4_k", "int8", "ternary")):
+        p = pack_as(quantize(weight(40, 256), name), layout)
+        for rows in (slice(7, 21), slice(-3, None), torch.tensor([39, 0, 0, 5])):
             assert torch.equal(p.take_rows(rows).dequantize(), p.unpack().dequantize()[rows])
     blocked = pack_as(quantize(weight(32, 32), "fp8_e4m3_block16x16"), "dense")
     with pytest.raises(LayoutError, match=r"rows of .* in layout 'dense': unpack\(\) the whole weight instead"):

@@ -50,6 +50,7 @@ class CpuTile(Layout):
     """See the module's text."""
 
     name = "cpu_tile"
+    takes_rows = True
 
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
         return (_tiles(n), _blocks(k) * bits * TILE_ROWS)
@@ -86,6 +87,23 @@ class CpuTile(Layout):
     def unpack_groups(self, values: Tensor, n: int) -> Tensor:
         tiles, groups, _ = values.shape
         return values.mT.reshape(tiles * TILE_ROWS, groups)[:n].contiguous()
+
+    def take_rows(self, words: Tensor, rows: Tensor | slice) -> Tensor:
+        tile, lane, count = _places(words, rows)
+        lines = words.view(words.shape[0], -1, TILE_ROWS)[tile, :, lane]  # [count, lines]
+        filled = _fill(lines, _tiles(count) * TILE_ROWS, lines.shape[1])
+        return filled.view(_tiles(count), TILE_ROWS, -1).mT.reshape(_tiles(count), words.shape[1])
+
+    def take_groups(self, values: Tensor, rows: Tensor | slice) -> Tensor:
+        tile, lane, _ = _places(values, rows)
+        return values[tile, :, lane]
+
+
+def _places(tiled: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor, int]:
+    """Tile and lane of each of some rows, and how many they are."""
+    if isinstance(rows, slice):
+        rows = torch.arange(tiled.shape[0] * TILE_ROWS, device=tiled.device)[rows]
+    return rows // TILE_ROWS, rows % TILE_ROWS, rows.shape[0]
 
 
 def _mask(bits: int) -> int:

@@ -55,7 +55,7 @@ class Dense(Layout):
     """See the module's text. Words [n, ceil(k / 32) * bits]."""
 
     name = "dense"
-    row_major = True
+    takes_rows = True
 
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
         return (n, -(-k // 32) * bits)
@@ -66,8 +66,8 @@ class Dense(Layout):
         if columns != k:
             codes = torch.cat([codes, codes.new_zeros(n, columns - k)], 1)
         if bits == 8:
-            return codes.contiguous().view(torch.int32).clone()
-        eights = codes.contiguous().view(torch.int64).reshape(-1)
+            return codes.reshape(-1).view(torch.int32).reshape(n, columns // 4).clone()
+        eights = codes.reshape(-1).view(torch.int64)
         out = torch.empty(eights.numel(), bits, dtype=torch.uint8, device=codes.device)
         step = CHUNK_CODES // 8
         for start in range(0, eights.numel(), step):
@@ -82,7 +82,7 @@ class Dense(Layout):
     def unpack(self, words: Tensor, bits: int, n: int, k: int) -> Tensor:
         self.check_words(words, bits, n, k)
         columns = -(-k // 32) * 32
-        source = words.contiguous().view(torch.uint8).reshape(-1, bits)
+        source = words.reshape(-1).view(torch.uint8).reshape(-1, bits)
         if bits == 8:
             return source.reshape(n, columns)[:, :k].clone()
         out = torch.empty(source.shape[0], dtype=torch.int64, device=words.device)

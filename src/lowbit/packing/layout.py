@@ -18,7 +18,7 @@ class Layout(ABC):
     """Codes [n, k] uint8 <-> int32 words. Works on any device; the device of the input is the device of the output."""
 
     name: str
-    row_major = False  # whether words[rows] are the words of those rows
+    takes_rows = False  # whether take_rows and take_groups work
 
     @abstractmethod
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
@@ -39,6 +39,14 @@ class Layout(ABC):
     def unpack_groups(self, values: Tensor, n: int) -> Tensor:
         """The inverse of pack_groups for n rows."""
         return values
+
+    def take_rows(self, words: Tensor, rows: Tensor | slice) -> Tensor:
+        """The words of some rows, in this layout. rows: int64 [count] or a slice."""
+        return words[rows]
+
+    def take_groups(self, values: Tensor, rows: Tensor | slice) -> Tensor:
+        """Some rows [count, groups] of what pack_groups arranged."""
+        return values[rows]
 
     def check_words(self, words: Tensor, bits: int, n: int, k: int) -> None:
         """Raise LayoutError unless words have the dtype and shape of this layout."""

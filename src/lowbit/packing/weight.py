@@ -108,21 +108,26 @@ class PackedWeight:
 
     def unpack(self) -> QuantizedTensor:
         """The exact inverse of pack_as()."""
-        return self._quantized(self._unpack_codes(self.words, *self.shape))
+        n, k = self.shape
+        layout = get_layout(self.layout)
+        return self._quantized(self._unpack_codes(self.words, n, k), lambda values: layout.unpack_groups(values, n))
 
     @property
     def can_take_rows(self) -> bool:
-        """Whether take_rows() works: a row-major layout, and scales that rows do not share with each other."""
-        return get_layout(self.layout).row_major and self.format.grouping.row_local
+        """Whether take_rows() works: the layout finds rows, and their scales are their own or everyone's."""
+        return get_layout(self.layout).takes_rows and self.format.grouping.row_local
 
     def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
         """Unpack some output features only. rows: int64 [count] or a slice. Raises LayoutError where it cannot."""
         if not self.can_take_rows:
             raise LayoutError(f"rows of {self.format} in layout {self.layout!r}: unpack() the whole weight instead")
-        words = self.words[rows]
-        stand_in = torch.zeros(1, dtype=torch.uint8, device=self.device).expand(self.shape)
-        scales = self._quantized(stand_in).take_rows(rows)
-        return replace(scales, codes=self._unpack_codes(words, words.shape[0], self.shape[1]))
+        n, k = self.shape
+        layout = get_layout(self.layout)
+        if isinstance(rows, slice):
+            rows = slice(*rows.indices(n))
+        count = len(range(n)[rows]) if isinstance(rows, slice) else rows.shape[0]
+        codes = self._unpack_codes(layout.take_rows(self.words, rows), count, k)
+        return self._quantized(codes, lambda values: layout.take_groups(values, rows))
 
     def _unpack_codes(self, words: Tensor, n: int, k: int) -> Tensor:
         layout = get_layout(self.layout)
@@ -137,12 +142,12 @@ class PackedWeight:
             at += width
         return torch.cat(parts, 1)
 
-    def _quantized(self, codes: Tensor) -> QuantizedTensor:
-        layout = get_layout(self.layout)
+    def _quantized(self, codes: Tensor, rows_of: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """rows_of: gives the rows that codes has of scales or super-scales as the layout arranged them."""
         lower, upper = _row_levels(self.format)
 
         def restore(values: Tensor | None, by_row: bool) -> Tensor | None:
-            return layout.unpack_groups(values, self.shape[0]) if by_row and values is not None else values
+            return rows_of(values) if by_row and values is not None else values
 
         scales = restore(self.scales, lower)
         assert scales is not None
