@@ -63,7 +63,9 @@ def save_hf(directory: Path, tensors: dict[str, Tensor], config: dict[str, Any] 
     """A Hugging Face directory with one model.safetensors."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
-    save_file({k: v.contiguous() for k, v in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"}
+    )
     return directory
 
 

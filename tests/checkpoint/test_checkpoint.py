@@ -59,7 +59,9 @@ def test_a_module_name_means_its_weight(checkpoint):
 
 
 def test_a_missing_name_says_what_is_there(checkpoint):
-    with pytest.raises(MissingTensor, match=r"'b' is not in this checkpoint: it has 2 parameters, such as a\.proj\.wei"):
+    with pytest.raises(
+        MissingTensor, match=r"'b' is not in this checkpoint: it has 2 parameters, such as a\.proj\.wei"
+    ):
         checkpoint["b"]
     with pytest.raises(KeyError):
         checkpoint.entry("b")

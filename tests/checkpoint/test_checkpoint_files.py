@@ -78,7 +78,9 @@ def test_an_empty_directory_may_be_filled(tmp_path):
     assert (target / "a").exists()
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()])
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ValueError()]
+)
 def test_a_failure_leaves_nothing(tmp_path, failure):
     expected = CheckpointError if isinstance(failure, OSError) else type(failure)
     with pytest.raises(expected) as caught, new_directory(tmp_path / "out") as work:
@@ -97,7 +99,10 @@ def test_a_taken_target_is_refused(tmp_path, kind):
     else:
         target.mkdir()
         (target / "mine").touch()
-    with pytest.raises(CheckpointError, match="exists and is not an empty directory: choose another name"), new_directory(target):
+    with (
+        pytest.raises(CheckpointError, match="exists and is not an empty directory: choose another name"),
+        new_directory(target),
+    ):
         pass
     assert target.exists()
 

@@ -60,7 +60,10 @@ HOSTILE = {
     "big-endian": (raw_gguf(version=3 << 24), "it is big-endian"),
     "many tensors": (raw_gguf(tensors=1 << 60), "announces 1152921504606846976 tensors, at least 32 bytes each"),
     "many keys": (raw_gguf(keys=1 << 63), "announces 9223372036854775808 metadata pairs"),
-    "long key": (raw_gguf([struct.pack("<Q", 1 << 62) + bytes(40)]), "the header needs 4611686018427387904 bytes at 32"),
+    "long key": (
+        raw_gguf([struct.pack("<Q", 1 << 62) + bytes(40)]),
+        "the header needs 4611686018427387904 bytes at 32",
+    ),
     "key not text": (raw_gguf([text(b"\xff\xff") + bytes(20)]), "a metadata key is not UTF-8"),
     "value type": (raw_gguf([pair("k", 77, bytes(8))]), "metadata 'k' has value type 77: the types are 0 to 12"),
     "long string": (raw_gguf([pair("k", 8, struct.pack("<Q", 1 << 40))]), "the header needs 1099511627776 bytes"),
@@ -75,12 +78,18 @@ HOSTILE = {
     "alignment 3": (raw_gguf([pair("general.alignment", 4, struct.pack("<I", 24))]), "general.alignment is 24"),
     "alignment 0": (raw_gguf([pair("general.alignment", 4, bytes(4))]), "general.alignment is 0"),
     "alignment text": (raw_gguf([pair("general.alignment", 8, text("x"))]), "general.alignment is 'x'"),
-    "alignment huge": (raw_gguf([pair("general.alignment", 4, struct.pack("<I", 1 << 31))]), "general.alignment is 2147"),
+    "alignment huge": (
+        raw_gguf([pair("general.alignment", 4, struct.pack("<I", 1 << 31))]),
+        "general.alignment is 2147",
+    ),
     "no dimensions": (raw_gguf(rows=[row("t", (), 0, 0) + bytes(40)]), "tensor 't' has 0 dimensions"),
     "many dimensions": (raw_gguf(rows=[row("t", (1,) * 5, 0, 0)]), "tensor 't' has 5 dimensions: 1 to 4"),
     "dimension 0": (raw_gguf(rows=[row("t", (32, 0), 0, 0)]), r"tensor 't' has shape \[0, 32\]: no size may be 0"),
     "tensor twice": (raw_gguf(rows=[GOOD, GOOD], data=bytes(64)), "tensor 't' stands twice"),
-    "unknown type": (raw_gguf(rows=[row("t", (32,), 99, 0)]), r"tensor 't' has type unknown \(99\): this version reads F32"),
+    "unknown type": (
+        raw_gguf(rows=[row("t", (32,), 99, 0)]),
+        r"tensor 't' has type unknown \(99\): this version reads F32",
+    ),
     "type not read": (raw_gguf(rows=[row("t", (256,), 12, 0)]), r"tensor 't' has type Q4_K \(12\)"),
     "broken block": (
         raw_gguf(rows=[row("t", (33, 2), 2, 0)], data=bytes(64)),
@@ -88,7 +97,10 @@ HOSTILE = {
     ),
     "offset not aligned": (raw_gguf(rows=[row("t", (32, 2), 2, 8)], data=bytes(64)), "begins at byte 8 of the data"),
     "cut in the data": (raw_gguf(rows=[GOOD], data=bytes(35)), r"tensor 't' takes bytes \d+ to \d+, but the file has"),
-    "offset outside": (raw_gguf(rows=[row("t", (32, 2), 2, 1 << 40)], data=bytes(64)), "tensor 't' takes bytes 1099511"),
+    "offset outside": (
+        raw_gguf(rows=[row("t", (32, 2), 2, 1 << 40)], data=bytes(64)),
+        "tensor 't' takes bytes 1099511",
+    ),
     "product overflows": (raw_gguf(rows=[row("t", (1 << 62,) * 4, 0, 0)]), "tensor 't' takes bytes"),
 }
 
@@ -113,7 +125,11 @@ def test_hostile_counts_cost_no_memory(tmp_path):
 
 def test_cut_anywhere(tmp_path):
     """Every prefix of a file is refused with a CheckpointError, and nothing else."""
-    pairs = [pair("a", 4, bytes(4)), pair("b", 9, struct.pack("<IQ", 8, 2) + text("x") + text("yz")), pair("c", 8, text("q"))]
+    pairs = [
+        pair("a", 4, bytes(4)),
+        pair("b", 9, struct.pack("<IQ", 8, 2) + text("x") + text("yz")),
+        pair("c", 8, text("q")),
+    ]
     whole = raw_gguf(pairs, [GOOD, row("u", (7,), 0, 64)], bytes(64 + 28))
     assert set(opened(tmp_path, whole).tensors) == {"t", "u"}
     for stop in range(len(whole)):

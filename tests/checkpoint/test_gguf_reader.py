@@ -135,7 +135,9 @@ def test_configuration(tmp_path, tensors):
     ],
 )  # fmt: skip
 def test_rope_scaling(tmp_path, tensors, metadata, expected):
-    assert open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata)).config["rope_scaling"] == expected
+    assert (
+        open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors, metadata=metadata)).config["rope_scaling"] == expected
+    )
 
 
 @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 100)])
@@ -174,7 +176,9 @@ def test_rope_factors_of_ones_change_nothing(tmp_path, tensors):
     assert open_checkpoint(path).config["rope_scaling"] is None
 
 
-@pytest.mark.parametrize("factors", [torch.linspace(1, 3, 8), torch.full((9,), 2.0), torch.tensor([1.0] * 7 + [torch.nan])])
+@pytest.mark.parametrize(
+    "factors", [torch.linspace(1, 3, 8), torch.full((9,), 2.0), torch.tensor([1.0] * 7 + [torch.nan])]
+)
 def test_rope_factors_of_another_kind_are_refused(tmp_path, tensors, factors):
     path = save_gguf(tmp_path / "m.gguf", tensors, extra={"rope_freqs.weight": factors})
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight' holds factors up to .* not those of Llama 3's"):
@@ -192,8 +196,16 @@ def test_rope_factors_of_another_kind_are_refused(tmp_path, tensors, factors):
         ({"llama.attention.value_length": 8}, (), "keys have 16 dimensions and values must have as many"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "it must be a positive finite number"),
         ({"llama.rope.scaling.type": "longrope"}, (), "none, linear and yarn are known"),
-        ({"llama.attention.key_length": 15, "llama.attention.value_length": 15}, (), "heads have 15 dimensions: rotary emb"),
-        ({"llama.attention.head_count": 5, "llama.attention.head_count_kv": 5}, (), "5 heads of an even number of rows"),
+        (
+            {"llama.attention.key_length": 15, "llama.attention.value_length": 15},
+            (),
+            "heads have 15 dimensions: rotary emb",
+        ),
+        (
+            {"llama.attention.head_count": 5, "llama.attention.head_count_kv": 5},
+            (),
+            "5 heads of an even number of rows",
+        ),
     ],
 )
 def test_bad_metadata(tmp_path, tensors, metadata, without, message):
@@ -222,7 +234,9 @@ def test_unknown_architecture(tmp_path, tensors):
 
 def test_unknown_tensor(tmp_path, tensors):
     path = save_gguf(tmp_path / "m.gguf", tensors, extra={"blk.0.attn_sinks.weight": torch.ones(4)})
-    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.attn_sinks\.weight' is not known in a model of arch.*'llama'"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'blk\.0\.attn_sinks\.weight' is not known in a model of arch.*'llama'"
+    ):
         open_checkpoint(path)
 
 
@@ -270,7 +284,9 @@ def test_a_quantized_vector_is_refused(tmp_path, tensors):
     # turn the type of the last norm (F32 of 64) into Q4_0: it still fits into the file
     at = raw.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8
     path.write_bytes(raw[:at] + (2).to_bytes(4, "little") + raw[at + 4 :])
-    with pytest.raises(CheckpointError, match=r"'output_norm\.weight' of type Q4_0 has shape \[64\]: quantized tensors are mat"):
+    with pytest.raises(
+        CheckpointError, match=r"'output_norm\.weight' of type Q4_0 has shape \[64\]: quantized tensors are mat"
+    ):
         open_checkpoint(path)
 
 
@@ -300,10 +316,14 @@ class TestShards:
         checkpoint = open_checkpoint(tmp_path)
         tensors = llama_tensors()
         assert set(checkpoint) == set(tensors)
-        assert all(torch.equal(checkpoint[n].float(), tensors[n].half().float()) for n in tensors if tensors[n].dim() == 2)
+        assert all(
+            torch.equal(checkpoint[n].float(), tensors[n].half().float()) for n in tensors if tensors[n].dim() == 2
+        )
 
     def test_from_the_second(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"is shard 2 of 2: open the first one, named NAME-00001-of-00002\.gguf"):
+        with pytest.raises(
+            CheckpointError, match=r"is shard 2 of 2: open the first one, named NAME-00001-of-00002\.gguf"
+        ):
             open_checkpoint(self.split(tmp_path)[1])
 
     def test_one_missing(self, tmp_path):

@@ -68,7 +68,9 @@ def test_a_single_file_with_and_without_a_configuration(tmp_path, tensors):
     (tmp_path / "config.json").unlink()
     checkpoint = open_checkpoint(tmp_path / "model.safetensors")
     assert checkpoint.config == {}
-    assert checkpoint.assumptions == ["there is no config.json beside model.safetensors: its tensors are taken as they are"]
+    assert checkpoint.assumptions == [
+        "there is no config.json beside model.safetensors: its tensors are taken as they are"
+    ]
 
 
 def test_tied_embeddings_follow_from_the_tensors(tmp_path):
@@ -270,7 +272,9 @@ def test_of_several_templates_the_default(tmp_path, tensors):
     assert open_checkpoint(tmp_path).tokenizer().chat_template == "plain"
 
 
-@pytest.mark.parametrize(("post", "said", "expected"), [(True, None, True), (False, None, False), (False, True, True), (True, False, False)])
+@pytest.mark.parametrize(
+    ("post", "said", "expected"), [(True, None, True), (False, None, False), (False, True, True), (True, False, False)]
+)
 def test_the_beginning_token(tmp_path, tensors, post, said, expected):
     save_hf(tmp_path, tensors)
     save_tokenizer(tmp_path, post_bos=post, bos_token="<s>", **({} if said is None else {"add_bos_token": said}))

@@ -71,5 +71,7 @@ class TestHub:
         assert open_checkpoint("owner/name").config["model_type"] == "llama"
 
     def test_not_there(self, cache):
-        with pytest.raises(CheckpointError, match="owner/none is neither a path here nor a model that the Hugging Face hub"):
+        with pytest.raises(
+            CheckpointError, match="owner/none is neither a path here nor a model that the Hugging Face hub"
+        ):
             open_checkpoint("owner/none")

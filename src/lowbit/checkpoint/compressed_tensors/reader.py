@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.compressed_tensors.bits import DENSE_PACKING, possible_packings, unpack_codes, width
-from lowbit.checkpoint.compressed_tensors.settings import METHOD, PACKED, Group, Settings, parse_settings
+from lowbit.checkpoint.compressed_tensors.settings import METHOD, Group, Settings, parse_settings
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.errors import CheckpointError
@@ -197,6 +197,3 @@ def _report_plain(store: TensorStore, settings: Settings, claimed: set[str], ass
         assumptions.append(
             f"the config calls {', '.join(plain[:3])}{more} quantized, but stored are plain weights: used"
         )
-
-
-__all__ = ["PACKED", "SCHEME", "fold", "recognise"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.errors import CheckpointError
-from lowbit.formats import Along, Channel, Grouping, Int, WeightFormat, WholeTensor, Zero, format_name
+from lowbit.formats import Along, Channel, Grouping, Int, WeightFormat, WholeTensor, Zero
 from lowbit.formats.scale import Scale
 
 METHOD = "compressed-tensors"
@@ -100,11 +100,9 @@ def parse_settings(quantization: Mapping[str, Any]) -> Settings:
         raise CheckpointError(
             "quantization_config has no config_groups: it is not one of compressed-tensors; copy it again"
         )
-    ignore = quantization.get("ignore") or []
-    if not isinstance(ignore, list) or not all(isinstance(i, str) for i in ignore):
-        raise CheckpointError(f"quantization_config: ignore is {ignore!r}: it must be a list of names")
+    ignore = _targets(quantization.get("ignore") or [], "ignore")
     default = quantization.get("format", PACKED)
-    return Settings(tuple(_group(str(name), group, default) for name, group in groups.items()), tuple(ignore))
+    return Settings(tuple(_group(str(name), group, default) for name, group in groups.items()), ignore)
 
 
 def _group(name: str, group: Any, default: str) -> Group:
@@ -133,12 +131,12 @@ def _group(name: str, group: Any, default: str) -> Group:
         raise CheckpointError(f"config group {name!r} has no weights object: only quantized weights are read")
     inputs = group.get("input_activations")
     static = isinstance(inputs, Mapping) and not inputs.get("dynamic")
-    return Group(name, tuple(str(t) for t in group["targets"]), _weights(name, weights), inputs is not None, static)
+    return Group(name, _targets(group["targets"], "targets"), _weights(name, weights), inputs is not None, static)
 
 
 def _weights(name: str, weights: Mapping[str, Any]) -> WeightSettings:
     bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
-    if kind != "int" or not isinstance(bits, int) or not 1 <= bits <= 8:
+    if kind != "int" or type(bits) is not int or not 1 <= bits <= 8:
         raise CheckpointError(
             f"config group {name!r} has {kind} weights of {bits!r} bits: {PACKED} holds 1 to 8 bit integers"
         )
@@ -161,23 +159,21 @@ def _weights(name: str, weights: Mapping[str, Any]) -> WeightSettings:
 
 
 def _is_named(module: str, target: str) -> bool:
-    if not target.startswith("re:"):
-        return target == module
-    try:
+    if target.startswith("re:"):
         return re.match(target[3:], module) is not None
-    except re.error as error:
-        raise CheckpointError(
-            f"target {target!r} is not a regular expression ({error}): copy the file again"
-        ) from error
+    return target == module
 
 
-__all__ = [
-    "METHOD",
-    "PACKED",
-    "Group",
-    "Settings",
-    "WeightSettings",
-    "format_name",
-    "module_class",
-    "parse_settings",
-]
+def _targets(values: Any, what: str) -> tuple[str, ...]:
+    """A list of names and regular expressions, each checked."""
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        raise CheckpointError(f"quantization_config: {what} is {values!r}: it must be a list of names")
+    for value in values:
+        if value.startswith("re:"):
+            try:
+                re.compile(value[3:])
+            except (re.error, RecursionError) as error:
+                raise CheckpointError(
+                    f"target {value!r} is not a regular expression ({error}): copy it again"
+                ) from error
+    return tuple(values)

@@ -39,7 +39,7 @@ def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
         scaling = dict(scaling)
         kind = scaling.pop("type", None)
         kind = scaling.get("rope_type") or kind
-        flat["rope_scaling"] = None if kind in {None, "default"} else {"rope_type": kind} | scaling
+        flat["rope_scaling"] = None if kind is None or kind == "default" else {"rope_type": kind} | scaling
     return flat
 
 

@@ -108,7 +108,8 @@ class ShardWriter:
 
     def _write(self, name: str, tensor: Tensor) -> None:
         assert self._file is not None
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        raw = flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have any stride
         self._header[name] = {
             "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
