@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -87,6 +88,19 @@ def test_logits_equal_transformers(case: str, random_model: Any, monkeypatch: py
         check(model(tokens[:, at : at + 1], cache), expected[:, at : at + 1])  # decode
     check(model(tokens[:, 14:], cache), expected[:, 14:])  # a chunk behind the cache
     assert cache.length == 29
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_bf16_rounds_where_transformers_rounds(family: str, random_model: Any) -> None:
+    """Bit for bit: every cast stands in the same place, so perplexities in bf16 are the same too."""
+    oracle, checkpoint = random_model(family)
+    rope = copy.deepcopy(oracle.model.rotary_emb)  # a cast would round its frequencies; loading in bf16 does not
+    oracle = oracle.to(torch.bfloat16)
+    oracle.model.rotary_emb = rope
+    oracle.set_attn_implementation("sdpa")
+    tokens = torch.randint(0, 517, (2, 29), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(load_model(checkpoint, dtype=torch.bfloat16)(tokens), oracle(tokens).logits.float())
 
 
 @torch.inference_mode()

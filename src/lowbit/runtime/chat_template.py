@@ -8,6 +8,7 @@ the first use (about a tenth of a second), then a rendering takes about a millis
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -145,7 +146,7 @@ class _Worker:
         try:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except OSError:  # a pipe without a reader
             raise EOFError from None
         return self._receive(seconds)
 
@@ -172,7 +173,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     if process.stdin is not None:
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # what is still buffered has no reader
+            process.stdin.close()
 
 
 def _home_of(package: str) -> str:
