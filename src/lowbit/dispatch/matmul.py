@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.dispatch.choose import choose_and_report
+from lowbit.dispatch.choose import Choice, choose_and_report
 from lowbit.errors import UnsupportedConfig
 from lowbit.kernels import Problem, reference
 from lowbit.kernels.problem import ACTIVATION_DTYPES
 from lowbit.packing import TENSORS, Description, PackedWeight
+
+MOST_CHOICES = 64  # remembered for a weight, by number of rows and types
 
 
 def matmul(
@@ -61,20 +63,14 @@ def _check(x: Tensor, w: PackedWeight, bias: Tensor | None) -> None:
 def _run(x: Tensor, w: PackedWeight, bias: Tensor | None, batch_invariant: bool, backend: str) -> Tensor:
     n, k = w.shape
     rows = x.reshape(-1, k)
-    problem = Problem(
-        rows.shape[0],
-        n,
-        k,
-        w.format,
-        w.layout,
-        x.dtype,
-        x.dtype,
-        x.device.type,
-        w.perm is not None,
-        bool(w.sections),
-        batch_invariant,
-    )
-    choice = choose_and_report(problem, backend)
+    choices: dict[Any, Choice] = w.handles.setdefault("choices", {})
+    key = (rows.shape[0], x.dtype, batch_invariant, backend)
+    choice = choices.get(key)
+    if choice is None:
+        problem = Problem.of(w, m=rows.shape[0], x_dtype=x.dtype, batch_invariant=batch_invariant)
+        if len(choices) >= MOST_CHOICES:
+            choices.clear()
+        choice = choices[key] = choose_and_report(problem, backend)
     return choice.family.run(choice.config, rows.contiguous(), w, bias).reshape(*x.shape[:-1], n)
 
 

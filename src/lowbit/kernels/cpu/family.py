@@ -70,6 +70,9 @@ class CpuFamily(KernelFamily):
             x = x.index_select(1, weight.perm)
         y = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype)
         bias = None if bias is None else bias.contiguous()
+        if 0 < x.shape[0] <= SLAB_ROWS:
+            self._plan(config, x, weight, bias).run(x, y, bias)
+            return y
         for start in range(0, x.shape[0], SLAB_ROWS):
             rows = slice(start, start + SLAB_ROWS)
             self._plan(config, x[rows], weight, bias).run(x[rows], y[rows], bias)
