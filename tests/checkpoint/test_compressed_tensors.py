@@ -193,38 +193,34 @@ def test_a_permutation_without_groups_is_undone(tmp_path):
     assert again.perm is None and torch.equal(again.dequantize(), q.dequantize())
 
 
-@pytest.mark.parametrize("fmt", ["int4_g32", "int3_g64_asym", "int8_channel"])
-def test_transformers_loads_the_model(tmp_path, fmt):
-    """A whole tiny Llama: transformers with compressed-tensors sees exactly our weights."""
+def quantized_llama(directory, formats: dict[str, str]) -> Checkpoint:
+    """A tiny tied Llama whose weights with a part of these names have these formats."""
+    config = LLAMA_CONFIG | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"}
+    source = open_checkpoint(save_hf(directory, llama_tensors(tied=True), config))
+
+    def form(name: str):
+        return next((parse_format(f) for part, f in formats.items() if part in name), None)
+
+    return source.mapped(
+        lambda name, value: value if form(name) is None else quantize(value, form(name), search="none"),
+        lambda name, entry: form(name) or entry.form,
+    )
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"_proj": "int4_g32_sfp32"},
+        {"down_proj": "int3_g32_sfp32_asym", "_proj": "int3_g64_sfp32_asym"},
+        {"_proj": "int8_sfp32", "embed_tokens": "int8_g32_sfp32"},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_transformers_loads_the_model(tmp_path, formats):
+    """transformers with compressed-tensors sees exactly our weights."""
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-    tensors = llama_tensors(tied=True)
-    config = LLAMA_CONFIG | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"}
-    source = open_checkpoint(save_hf(tmp_path / "in", tensors, config))
-
-    def is_linear(name):
-        return "_proj" in name
-
-    view = source.mapped(
-        lambda name, value: (
-            quantize(value, f"{fmt.replace('_asym', '')}_sfp32{'_asym' * ('asym' in fmt)}", search="none")
-            if is_linear(name)
-            else value
-        ),
-        lambda name, entry: (
-            parse_format(f"{fmt.replace('_asym', '')}_sfp32{'_asym' * ('asym' in fmt)}")
-            if is_linear(name)
-            else entry.form
-        ),
-    )
-    if fmt == "int3_g64_asym":  # 96 input features: another format there
-        down = parse_format("int3_g32_sfp32_asym")
-        base = view
-        view = base.mapped(
-            lambda name, value: quantize(source[name], down, search="none") if "down" in name else value,
-            lambda name, entry: down if "down" in name else entry.form,
-        )
-    write_compressed_tensors(view, tmp_path / "out")
+    write_compressed_tensors(quantized_llama(tmp_path / "in", formats), tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
     )
@@ -233,6 +229,18 @@ def test_transformers_loads_the_model(tmp_path, fmt):
     for name in ours:
         assert torch.equal(state[name], ours[name]), name
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+def test_transformers_runs_symmetric_models_without_being_told(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    write_compressed_tensors(quantized_llama(tmp_path / "in", {"_proj": "int5_g32_sfp32"}), tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()  # the first call unpacks the weights
+    ours = open_checkpoint(tmp_path / "out").dequantized()
+    for name in (n for n in ours if "_proj" in n):
+        assert torch.equal(model.get_submodule(name.removesuffix(".weight")).weight, ours[name]), name
 
 
 # ---------------------------------------------------------------------------- the configuration

@@ -30,6 +30,7 @@ from lowbit.formats import Along, Channel, Int, QuantizedTensor, Ternary, Weight
 
 SHARD_BYTES = 5_000_000_000
 COMMON_BITS = frozenset({4, 8})
+_HOW_TRANSFORMERS = "transformers opens it with quantization_config=CompressedTensorsConfig(dequantize=True)"
 
 
 @dataclass(frozen=True)
@@ -203,11 +204,8 @@ def _notes(checkpoint: Checkpoint, settings: dict[str, WeightSettings]) -> list[
             f"widths of {widths} bits: compressed-tensors 0.20 and lowbit open them, many engines know 4 and 8 only"
         )
     if any(not s.symmetric for s in settings.values()):
-        notes.append(
-            "modules with zero points: transformers opens them with quantization_config="
-            "CompressedTensorsConfig(dequantize=True); without it, version 5.24 expects unpacked zero points"
-        )
+        notes.append(f"modules with zero points: {_HOW_TRANSFORMERS}; other ways, version 5.24 mistakes their shape")
     tables = [n.removesuffix(".weight") for n in settings if module_class(n.removesuffix(".weight")) == "Embedding"]
     if tables:
-        notes.append(f"{', '.join(tables)} is quantized: engines that keep embeddings in 16 bits cannot open it")
+        notes.append(f"{', '.join(tables)} is quantized: {_HOW_TRANSFORMERS}; engines with 16-bit embeddings do not")
     return notes
