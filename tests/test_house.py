@@ -15,7 +15,7 @@ import lowbit
 PACKAGE = Path(lowbit.__file__).parent
 RANK = {
     "_version": 0,
-    "errors": 0,
+    "errors": -1,  # everything may raise them
     "hardware": 0,
     "timing": 0,
     "formats": 1,
