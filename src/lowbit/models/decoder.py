@@ -22,6 +22,7 @@ from lowbit.errors import ModelError
 from lowbit.models.attention import Attention
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
+from lowbit.models.cpu_step import cpu_step
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
@@ -118,6 +119,9 @@ class Decoder(nn.Module):
                 f"{time} tokens: the model's context is {self.config.context_length}; evaluate shorter windows"
             )
 
+        if cache is not None and (logits := self._cpu_logits(token_ids, cache)) is not None:
+            cache.advance(time)
+            return logits
         positions = torch.arange(start, start + time, device=token_ids.device)
         cos, sin = self.rope.angles(positions, self.dtype)
         x = self.embed(token_ids)
@@ -126,6 +130,19 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(time)
         return self.head(self.model.norm(x[:, -1:] if last_only else x))
+
+    def _cpu_logits(self, token_ids: Tensor, cache: KVCache) -> Tensor | None:
+        """Logits [1, 1, vocab] of one new token by one call of compiled code, or None where that does not serve."""
+        if token_ids.numel() != 1 or torch.is_grad_enabled():
+            return None
+        if self.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
+        step = cpu_step(self.config, self.model.layers, self.model.norm, self.rope, head, cache)
+        if step is None:
+            return None
+        y = step.run(self.embed(token_ids)[0, 0], cache.length)[None, None]
+        return y if step.head is not None else self.head(y.to(self.dtype))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[batch, time] -> [batch, time, hidden] in the model's dtype."""

@@ -2,12 +2,12 @@
 
 A program is an array of records of eight 64-bit words:
 
-    function  arguments  units  chunk  next unit  -  -  -
+    function  arguments  units  chunk  next unit  go on  -  -
 
 The driver runs the records in order. The threads take chunks of a record's units from its counter and call
-function(arguments, first, end); they wait for each other between records. Which thread computes what does not matter:
-each unit is computed by one thread, in an order that does not depend on the others, so any number of threads gives the
-same bits.
+function(arguments, first, end); they wait for each other after a record unless its word `go on` is not 0. Which thread
+computes what does not matter: each unit is computed by one thread, in an order that does not depend on the others, so
+any number of threads gives the same bits.
 
 Two functions for matmuls, both over blocks of rows of x. Of `blocks` blocks, the first `high` have low + 1 rows, the
 others low; a prepared row takes the same number of bytes in every block, so a block's place follows from its first row.
@@ -175,6 +175,7 @@ def _worker() -> Function:
         f.jump(grab)
         f.open_block(out)
         not_last = loop.index.compare("ult", last)
-        with f.when(has_barrier & not_last):
+        waits = f.load(I64, f.at(record, 40), 8).compare("eq", 0)
+        with f.when(has_barrier & not_last & waits):
             f.call_void(barrier.name)
     return f

@@ -1,0 +1,197 @@
+"""The small kernels of a decode step: everything between the matmuls of one new token of one sequence.
+
+All are kernel(arguments, first, end) for driver.py's records, on float32 vectors; buffers are padded with zeros to
+PAD floats. Activations stay in float32 from the embedding to the logits: only the cache is in the model's dtype.
+
+    norm     x += added (if any); out = weight * x / sqrt(mean(x^2) + eps)                   one unit
+    gate     out = silu(gate) * up                                                           units of `unit` floats
+    attend   per key head: norm and rotate q and k, append k and v to the cache, softmax(q k) v
+    chain    runs other kernels one after another on the same units
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
+from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Function, Value, module
+from lowbit.kernels.cpu.isa import InstructionSet
+from lowbit.kernels.cpu.vector_math import exponential, square_root, total
+
+PAD = 16  # floats: a multiple of every vector
+_ARGUMENTS = {"arguments": PTR, "first": I64, "end": I64}
+
+NORM_FIELDS = ("x", "added", "weight", "out", "padded", "size", "eps")
+GATE_FIELDS = ("gate", "up", "out", "padded", "unit")
+
+
+def fields(f: Function, names: tuple[str, ...], integers: set[str]) -> dict[str, Value]:
+    """Loads the 64-bit arguments: pointers, except the named integers."""
+    base = f.arg("arguments")
+    return {name: f.load(I64 if name in integers else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(names)}
+
+
+def _small_float(f: Emitter, pointer: Value) -> Value:
+    return f.load(FLOAT, pointer, 4)
+
+
+def _root_mean_square(f: Emitter, squares: Value, size: int | Value, eps: Value) -> Value:
+    """1 / sqrt(sum of squares / size + eps), a scalar. squares: a vector of partial sums."""
+    count = f.const(FLOAT, float(size)) if isinstance(size, int) else size.cast("uitofp", FLOAT)
+    return f.const(FLOAT, 1.0) / square_root(f, total(f, squares) / count + eps)
+
+
+def norm(isa: InstructionSet, added: bool) -> str:
+    """See NORM_FIELDS: `eps` is the address of a float."""
+    f = Emitter(isa, _ARGUMENTS)
+    a = fields(f, NORM_FIELDS, {"padded", "size"})
+    with f.loop(0, a["padded"], f.lanes, [f.zero(f.floats)]) as loop:
+        place = loop.index * 4
+        x = f.load(f.floats, f.at(a["x"], place))
+        if added:
+            x = x + f.load(f.floats, f.at(a["added"], place))
+            f.store(x, f.at(a["x"], place))
+        loop.put([f.fma(x, x, loop.carried[0])])
+    factor = f.splat(_root_mean_square(f, loop.carried[0], a["size"], _small_float(f, a["eps"])), f.lanes)
+    with f.loop(0, a["padded"], f.lanes) as loop:
+        place = loop.index * 4
+        x = f.load(f.floats, f.at(a["x"], place)) * factor
+        f.store(x * f.load(f.floats, f.at(a["weight"], place)), f.at(a["out"], place))
+    return f.build()
+
+
+def gate(isa: InstructionSet) -> str:
+    """See GATE_FIELDS: silu(g) = g / (1 + e^-g)."""
+    f = Emitter(isa, _ARGUMENTS)
+    a = fields(f, GATE_FIELDS, {"padded", "unit"})
+    end = f.arg("end") * a["unit"]
+    end = f.select(end.compare("ult", a["padded"]), end, a["padded"])
+    with f.loop(f.arg("first") * a["unit"], end, f.lanes) as loop:
+        place = loop.index * 4
+        g = f.load(f.floats, f.at(a["gate"], place))
+        one = f.const(f.floats, 1.0)
+        silu = g / (one + exponential(f, f.zero(f.floats) - g))
+        f.store(silu * f.load(f.floats, f.at(a["up"], place)), f.at(a["out"], place))
+    return f.build()
+
+
+def chain(count: int) -> str:
+    """Arguments: `count` pairs of function and arguments, called in order on the same units."""
+    f = Function("kernel", _ARGUMENTS)
+    for i in range(count):
+        function, arguments = (f.load(PTR, f.at(f.arg("arguments"), 16 * i + 8 * j), 8) for j in (0, 1))
+        f.call_void(function.name, arguments, f.arg("first"), f.arg("end"))
+    return module([f], "")
+
+
+@dataclass(frozen=True)
+class AttendSpec:
+    """heads: query heads for each key head; cache: the storage type of the cache; norms: of q and k."""
+
+    head_dim: int
+    heads: int
+    cache: str
+    norms: bool
+    window: int  # keys a query sees, itself included; 0: all
+
+
+ATTEND_FIELDS = (
+    "query", "key", "value", "cos", "sin", "keys", "values", "out", "scores", "position", "query_norm", "key_norm",
+    "eps", "capacity", "scale",
+)  # fmt: skip
+
+
+def attend(isa: InstructionSet, spec: AttendSpec) -> str:
+    """Units are key heads. `position` is the address of an int64, `scale` and `eps` of a float.
+
+    query [kv_heads, heads, head_dim], key and value [kv_heads, head_dim]; cos and sin [capacity, head_dim]; keys and
+    values [kv_heads, capacity, head_dim] in the cache's type; scores [kv_heads, capacity + PAD], scratch.
+    """
+    f = Emitter(isa, _ARGUMENTS)
+    a = fields(f, ATTEND_FIELDS, {"capacity"})
+    position = f.load(I64, a["position"], 8)
+    head_bytes = spec.head_dim * 4
+    row_bytes = spec.head_dim * SIZE_BYTES[spec.cache]
+    angles = position * head_bytes
+    cos, sin = (_vectors(f, f.at(a[name], angles), spec.head_dim) for name in ("cos", "sin"))
+    with f.loop(f.arg("first"), f.arg("end")) as heads:
+        head = heads.index
+        keys, values = (f.at(a[name], head * a["capacity"] * row_bytes) for name in ("keys", "values"))
+        key = _vectors(f, f.at(a["key"], head * head_bytes), spec.head_dim)
+        key = _rotated(f, _normed(f, spec, key, a["key_norm"], a["eps"]), cos, sin)
+        value = _vectors(f, f.at(a["value"], head * head_bytes), spec.head_dim)
+        for source, target in ((key, keys), (value, values)):
+            for i, part in enumerate(source):
+                place = f.at(target, position * row_bytes)
+                f.store_floats(spec.cache, part, f.at(place, i * f.lanes * SIZE_BYTES[spec.cache]))
+        scores = f.at(a["scores"], head * (a["capacity"] + PAD) * 4)
+        for index in range(spec.heads):
+            place = (head * spec.heads + index) * head_bytes
+            query = _vectors(f, f.at(a["query"], place), spec.head_dim)
+            query = _rotated(f, _normed(f, spec, query, a["query_norm"], a["eps"]), cos, sin)
+            scale = f.broadcast(FLOAT, a["scale"])
+            out = _attention(f, spec, [q * scale for q in query], keys, values, scores, position)
+            for i, part in enumerate(out):
+                f.store(part, f.at(a["out"], place + i * f.lanes * 4))
+    return f.build()
+
+
+def _vectors(f: Emitter, pointer: Value, count: int) -> list[Value]:
+    return [f.load(f.floats, f.at(pointer, i * 4)) for i in range(0, count, f.lanes)]
+
+
+def _normed(f: Emitter, spec: AttendSpec, x: list[Value], weight: Value, eps: Value) -> list[Value]:
+    if not spec.norms:
+        return x
+    squares = f.zero(f.floats)
+    for part in x:
+        squares = f.fma(part, part, squares)
+    factor = f.splat(_root_mean_square(f, squares, spec.head_dim, _small_float(f, eps)), f.lanes)
+    weights = _vectors(f, weight, spec.head_dim)
+    return [part * factor * w for part, w in zip(x, weights, strict=True)]
+
+
+def _rotated(f: Emitter, x: list[Value], cos: list[Value], sin: list[Value]) -> list[Value]:
+    half = len(x) // 2
+    low = [x[i] * cos[i] - x[i + half] * sin[i] for i in range(half)]
+    high = [x[i + half] * cos[i + half] + x[i] * sin[i + half] for i in range(half)]
+    return low + high
+
+
+def _attention(
+    f: Emitter, spec: AttendSpec, query: list[Value], keys: Value, values: Value, scores: Value, position: Value
+) -> list[Value]:
+    """softmax(query . keys) values over the positions up to and including `position`."""
+    size = SIZE_BYTES[spec.cache]
+    row_bytes = spec.head_dim * size
+    end = position + 1
+    start = f.const(I64, 0)
+    if spec.window:
+        start = f.select(end.compare("ugt", spec.window), end - spec.window, start)
+
+    def row(base: Value, index: Value) -> list[Value]:
+        place = f.at(base, index * row_bytes)
+        return [f.load_floats(spec.cache, f.at(place, i * size), f.lanes) for i in range(0, spec.head_dim, f.lanes)]
+
+    lowest = f.const(FLOAT, float("-inf"))
+    with f.loop(start, end, carried=[lowest]) as loop:
+        products = f.zero(f.floats)
+        for q, k in zip(query, row(keys, loop.index), strict=True):
+            products = f.fma(q, k, products)
+        score = total(f, products)
+        f.store(score, f.at(scores, (loop.index - start) * 4), 4)
+        # NaN is kept: maximum, unlike maxnum, returns it
+        loop.put([f.select(score.compare("ugt", loop.carried[0]), score, loop.carried[0])])
+    highest = f.splat(loop.carried[0], f.lanes)
+    count = end - start
+    f.store(f.splat(lowest, f.lanes), f.at(scores, count * 4))
+    with f.loop(0, count, f.lanes, [f.zero(f.floats)]) as loop:
+        place = f.at(scores, loop.index * 4)
+        weight = exponential(f, f.load(f.floats, place) - highest)
+        f.store(weight, place)
+        loop.put([loop.carried[0] + weight])
+    normal = f.splat(f.const(FLOAT, 1.0) / total(f, loop.carried[0]), f.lanes)
+    with f.loop(start, end, carried=[f.zero(f.floats) for _ in query]) as loop:
+        weight = f.broadcast(FLOAT, f.at(scores, (loop.index - start) * 4))
+        loop.put([f.fma(weight, v, out) for v, out in zip(row(values, loop.index), loop.carried, strict=True)])
+    return [out * normal for out in loop.carried]

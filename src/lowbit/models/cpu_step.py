@@ -1,0 +1,199 @@
+"""One new token on a CPU as one call of compiled code: every layer's kernels in a program, no torch in between.
+
+    x = embedding[token]
+    per layer   norm, x for q k v | q k v | norm and rotate heads, append, attend | x for o | o
+                x += o, norm, x for gate up | gate up | silu(gate) * up, x for down | down
+    head        x += down, norm, x for head | head
+
+A bar is a place where threads wait for each other. Activations are float32 from the embedding to the logits, so the
+result is closer to the weights' truth than the 16-bit torch path, and rounds differently. The cache is the model's own.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.kernels.cpu import engine, small
+from lowbit.kernels.cpu.isa import best
+from lowbit.kernels.cpu.plan import TYPE_NAMES
+from lowbit.kernels.cpu.program import Program
+from lowbit.models.cache import KVCache
+from lowbit.models.config import ModelConfig
+from lowbit.models.rope import Rope
+from lowbit.nn import Linear
+from lowbit.nn.packed_module import PackedModule
+from lowbit.packing import PackedWeight
+
+LAYOUT = "cpu_tile"
+BACKENDS = {"auto": "a16", "cpu": "a16", "cpu_a8": "a8"}
+
+
+def unsupported(config: ModelConfig, modules: list[nn.Module], dtype: torch.dtype) -> str | None:
+    """Why a model's layers cannot run as a program, or None. modules: all linears of all layers."""
+    reason = engine.unavailable()
+    if reason is not None:
+        return reason
+    if dtype not in TYPE_NAMES:
+        return f"activations are {dtype}"
+    if config.head_dim % 32:
+        return f"head_dim={config.head_dim} is no multiple of 32"
+    for module in modules:
+        if (
+            not isinstance(module, Linear)
+            or module.description.layout != LAYOUT
+            or getattr(module, "perm", None) is not None
+        ):
+            return "a linear of a layer is not quantized, or not packed for compiled CPU kernels"
+        if module.backend not in BACKENDS or module.backend != cast(Linear, modules[0]).backend:
+            return f"backend={module.backend!r}"
+    return None
+
+
+class CpuStep:
+    """The program of one model and one cache of one sequence. Call it with the vector of the token's embedding."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: nn.ModuleList,
+        norm: nn.Module,
+        rope: Rope,
+        head: PackedModule | None,  # None: the caller multiplies the normed vector
+        cache: KVCache,
+        mode: str,
+    ) -> None:
+        self.config, self.head = config, head
+        self.isa = best()
+        dtype = cache.keys[0].dtype
+        self.program = p = Program(self.isa, "fp32" if dtype == torch.float32 and mode == "a16" else mode)
+        self._sources: list[tuple[dict[str, nn.Module | None], str, PackedModule, PackedWeight]] = []
+        self._cache_type = TYPE_NAMES[dtype]
+        self._capacity = cache.capacity
+        self._position = torch.zeros(1, dtype=torch.int64)
+        self._eps = torch.tensor([config.norm_eps])
+        self._scale = torch.tensor([config.head_dim**-0.5])
+        cos, sin = rope.angles(torch.arange(cache.capacity), torch.float32)
+        self._tables = p.hold(cos.contiguous()), p.hold(sin.contiguous())
+        self.x = p.floats(config.hidden_size)
+        self._normed = p.floats(config.hidden_size)
+        self._added: Tensor | None = None
+        for index, layer in enumerate(layers):
+            self._attention(layer, cache, index)
+            self._mlp(layer)
+        before = [self._norm(norm)]
+        if head is None:
+            p.chain(before, 1)
+        else:
+            self.logits = p.floats(config.vocab_size)
+            p.multiply(before, self._normed, [self._product({"head": head}, "head", self.logits)])
+
+    def _product(
+        self, owner: dict[str, nn.Module | None], name: str, y: Tensor
+    ) -> tuple[PackedWeight, Tensor | None, Tensor]:
+        """The module that `owner` holds under a name, as a product of Program.multiply."""
+        module = cast(PackedModule, owner[name])
+        self._sources.append((owner, name, module, module.weight))
+        bias = getattr(module, "bias", None)
+        return module.weight, None if bias is None else bias.detach().float().contiguous(), y
+
+    def _norm(self, module: nn.Module) -> tuple[int, int]:
+        """The kernel for x += what was added last, then normed = norm(x)."""
+        p, size = self.program, self.config.hidden_size
+        weight = p.floats(size).copy_(cast(Tensor, module.weight).detach())
+        values = {
+            "x": self.x.data_ptr(), "added": 0 if self._added is None else self._added.data_ptr(),
+            "weight": weight.data_ptr(), "out": self._normed.data_ptr(), "padded": -(-size // small.PAD) * small.PAD,
+            "size": size, "eps": p.hold(self._eps),
+        }  # fmt: skip
+        function = engine.engine().address(small.norm(self.isa, self._added is not None))
+        return function, p.arguments(small.NORM_FIELDS, values)
+
+    def _attention(self, layer: nn.Module, cache: KVCache, index: int) -> None:
+        p, c = self.program, self.config
+        attention = cast(nn.Module, layer.self_attn)
+        owner = attention._modules
+        query = p.floats(c.num_heads * c.head_dim)
+        key, value = (p.floats(c.num_kv_heads * c.head_dim) for _ in range(2))
+        projections = {"q_proj": query, "k_proj": key, "v_proj": value}
+        products = [self._product(owner, name, y) for name, y in projections.items()]
+        p.multiply([self._norm(cast(nn.Module, layer.input_layernorm))], self._normed, products)
+
+        out = p.floats(c.num_heads * c.head_dim)
+        norms = [
+            p.floats(c.head_dim).copy_(cast(Tensor, cast(nn.Module, m).weight).detach()).data_ptr() if c.qk_norm else 0
+            for m in (attention.q_norm, attention.k_norm)
+        ]
+        values = {
+            "query": query.data_ptr(), "key": key.data_ptr(), "value": value.data_ptr(),
+            "cos": self._tables[0], "sin": self._tables[1],
+            "keys": p.hold(cache.keys[index]), "values": p.hold(cache.values[index]), "out": out.data_ptr(),
+            "scores": p.floats(c.num_kv_heads * (self._capacity + small.PAD)).data_ptr(),
+            "position": p.hold(self._position), "query_norm": norms[0], "key_norm": norms[1],
+            "eps": p.hold(self._eps), "capacity": self._capacity, "scale": p.hold(self._scale),
+        }  # fmt: skip
+        spec = small.AttendSpec(
+            c.head_dim, c.num_heads // c.num_kv_heads, self._cache_type, c.qk_norm, c.windows[index] or 0
+        )
+        function = engine.engine().address(small.attend(self.isa, spec))
+        p.record(function, p.arguments(small.ATTEND_FIELDS, values), c.num_kv_heads)
+        self._added = p.floats(c.hidden_size)
+        p.multiply([], out, [self._product(owner, "o_proj", self._added)])
+
+    def _mlp(self, layer: nn.Module) -> None:
+        p, size = self.program, self.config.intermediate_size
+        owner = cast(nn.Module, layer.mlp)._modules
+        gate, up, gated = (p.floats(size) for _ in range(3))
+        products = [self._product(owner, "gate_proj", gate), self._product(owner, "up_proj", up)]
+        p.multiply([self._norm(cast(nn.Module, layer.post_attention_layernorm))], self._normed, products)
+        self._added = p.floats(self.config.hidden_size)
+        down = self._product(owner, "down_proj", self._added)
+        columns = p.common_columns([down[0]])
+        padded = -(-size // small.PAD) * small.PAD
+        values = {
+            "gate": gate.data_ptr(), "up": up.data_ptr(), "out": gated.data_ptr(),
+            "padded": padded, "unit": columns or padded,
+        }  # fmt: skip
+        function = engine.engine().address(small.gate(self.isa))
+        p.multiply([(function, p.arguments(small.GATE_FIELDS, values))], gated, [down], columns)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the model still has the weights the program was made for."""
+        for owner, name, module, weight in self._sources:  # every token: no generator, no properties
+            if owner[name] is not module or module._weight is not weight:
+                return False
+        return True
+
+    def run(self, embedded: Tensor, position: int) -> Tensor:
+        """embedded: [hidden]; position: tokens in the cache. Returns logits [vocab], or the normed vector [hidden]."""
+        self.x.copy_(embedded)
+        self._position[0] = position
+        self.program.run()
+        return (self._normed if self.head is None else self.logits).clone()
+
+
+_steps: WeakKeyDictionary[KVCache, CpuStep | None] = WeakKeyDictionary()
+
+
+def cpu_step(
+    config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: nn.Module | None, cache: KVCache
+) -> CpuStep | None:
+    """The program for a model and a cache, made on first use; None where there is none (see `unsupported`)."""
+    if cache in _steps:
+        step = _steps[cache]
+        if step is None or step.fresh:
+            return step
+    linears = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear | PackedModule)]
+    step = None
+    if cache.batch == 1 and not unsupported(config, cast(list[nn.Module], linears), cache.keys[0].dtype):
+        packed = head if isinstance(head, PackedModule) and head.description.layout == LAYOUT else None
+        mode = BACKENDS[cast(Linear, linears[0]).backend]
+        step = CpuStep(
+            config, layers, norm, rope, None if packed is None or packed.perm is not None else packed, cache, mode
+        )
+    _steps[cache] = step
+    return step
