@@ -114,20 +114,20 @@ def _mask(bits: int) -> int:
 
 def _pack_quads(quads: Tensor, bits: int) -> Tensor:
     """int32 [tiles, blocks, 8, 16], codes in bytes -> lines int32 [tiles, blocks, bits, 16]."""
-    lines = []
-    low = 0
+    if bits == 8:
+        return quads
+    tiles, blocks, _, rows = quads.shape
+    lines = quads.new_empty(tiles, blocks, bits, rows)
+    first, low = 0, 0
     for plane in PLANES[bits]:
-        if plane == 8:
-            return quads
-        digits = (quads >> low) & _mask(plane)
-        tiles, blocks, _, rows = digits.shape
+        digits = quads if plane == bits else (quads >> low).bitwise_and_(_mask(plane))
         shared = digits.view(tiles, blocks, plane, 8 // plane, rows)
-        line = shared[:, :, :, 0].clone()
-        for j in range(1, 8 // plane):
+        line = lines[:, :, first : first + plane]
+        torch.bitwise_or(shared[:, :, :, 0], shared[:, :, :, 1] << plane, out=line)
+        for j in range(2, 8 // plane):
             line |= shared[:, :, :, j] << (plane * j)
-        lines.append(line)
-        low += plane
-    return torch.cat(lines, 2)
+        first, low = first + plane, low + plane
+    return lines
 
 
 def _unpack_quads(lines: Tensor, bits: int) -> Tensor:
