@@ -159,6 +159,9 @@ class Ternary(Element):
         return torch.where(codes < 3, codes.to(dtype) - 1, torch.nan)
 
 
+FEW = 16  # numbers of a 4-bit table
+
+
 class TableElement(Element):
     """An element given by the list of its numbers: encode searches the sorted finite ones, decode looks up."""
 
@@ -193,7 +196,13 @@ class TableElement(Element):
 
     def encode(self, x: Tensor) -> Tensor:
         borders, codes = self._search
-        at = torch.bucketize(x.contiguous(), borders.to(x.device), out_int32=True)
+        if len(codes) > FEW:
+            at = torch.bucketize(x.contiguous(), borders.to(x.device), out_int32=True)
+        else:  # counting the borders below is the same and, for so few, many times faster
+            below = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+            for border in borders.tolist():
+                below += x > border
+            at = below.int()
         return codes.to(x.device)[at]
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
