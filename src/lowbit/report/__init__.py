@@ -1,0 +1,7 @@
+"""Reports: a record of what was measured, and its views as table, plot and JSON."""
+
+from lowbit.report.plots import plot_quality, plots_available
+from lowbit.report.quality import FormatResult, QualityReport
+from lowbit.report.tables import quality_table, sentences_table
+
+__all__ = ["FormatResult", "QualityReport", "plot_quality", "plots_available", "quality_table", "sentences_table"]
