@@ -1,0 +1,83 @@
+"""`lowbit`: the commands put together, and the one place where errors become exit codes.
+
+Command modules are light (typer and the standard library); torch and the rest of lowbit load when a command runs, so
+that help appears at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from lowbit._version import __version__
+from lowbit.cli import chat, demo, env, eval, explain, failures, generate, inspect, options, quantize  # noqa: A004
+from lowbit.cli.console import warn_in_one_line
+
+app = typer.Typer(
+    name="lowbit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _examples(commands: Sequence[str]) -> str:
+    return "Examples\n\n" + "\n".join(f"- `{command}`" for command in commands)
+
+
+for _module in (demo, quantize, generate, chat, eval, inspect, explain, env):
+    app.command(name=_module.__name__.rpartition(".")[2], epilog=_examples(_module.EXAMPLES))(
+        failures.guarded(_module.command)
+    )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lowbit {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Every command explains itself: `lowbit quantize --help`. Exit codes: 0 done, 1 it failed, 2 the command "
+    "line is wrong, 130 interrupted.",
+)
+def lowbit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Language models with 1 to 8 bit weights: quantize them, measure them, run them.
+
+    Start with `lowbit demo`: a small real model at 16, 8, 4, 3 and 2 bits, with size, quality and speed.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (None: the process's). Returns the exit code; never raises."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    options_only = typed[: typed.index("--")] if "--" in typed else typed
+    try:
+        warn_in_one_line()
+        _replace_what_cannot_be_written()
+        code = typer.main.get_command(app).main(args=typed, prog_name="lowbit", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        return failures.report(error, debug="--debug" in options_only)
+    return code if isinstance(code, int) else 0
+
+
+def _replace_what_cannot_be_written() -> None:
+    """A character that the terminal's encoding lacks becomes a question mark, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Options that several commands have, written once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+RUN = "Running the model"
+SAMPLE = "Choosing tokens"
+ROUND = "Rounding"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model directory, a .gguf or .safetensors file, a Hugging Face id, or smollm2 (the packaged model).",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.", rich_help_panel=RUN)]
+Dtype = Annotated[str, typer.Option(help="Of activations: auto, bfloat16, float16 or float32.", rich_help_panel=RUN)]
+Backend = Annotated[
+    str,
+    typer.Option(help="The kernel for quantized weights: auto, or a name that lowbit env lists.", rich_help_panel=RUN),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Round every linear to this format, such as int4_g64 or nvfp4.",
+        rich_help_panel=ROUND,
+        show_default=False,
+    ),
+]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        help="A preset (int8 int6 int5 int4 int3 int2 ternary fp8 nf4 mxfp4 nvfp4) or a JSON file with rules.",
+        rich_help_panel=ROUND,
+        show_default=False,
+    ),
+]
+Tables = Annotated[
+    str | None,
+    typer.Option(
+        "--embedding",
+        help="Format of the embedding and the output head with --format, or keep. [default: int8 for narrow formats]",
+        rich_help_panel=ROUND,
+        show_default=False,
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        help="A regular expression; matching modules stay as they are (with --format; may be given again).",
+        rich_help_panel=ROUND,
+        show_default=False,
+    ),
+]
+Search = Annotated[
+    str,
+    typer.Option(
+        help="mse: look for the scale of least squared error; none: cover each group; auto: mse up to 6 bits.",
+        rich_help_panel=ROUND,
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(help="New tokens at most.", rich_help_panel=SAMPLE)]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws.", rich_help_panel=SAMPLE)]
+TopK = Annotated[int, typer.Option(help="Draw among this many tokens; 0: all.", rich_help_panel=SAMPLE)]
+TopP = Annotated[
+    float, typer.Option(help="Draw among the likeliest tokens of this share; 1: all.", rich_help_panel=SAMPLE)
+]
+MinP = Annotated[
+    float, typer.Option(help="Drop tokens below this times the likeliest; 0: none.", rich_help_panel=SAMPLE)
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.", rich_help_panel=SAMPLE)]

