@@ -16,8 +16,7 @@ Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that fit a width of 96 and speeds that take no time."""
-    monkeypatch.setattr("lowbit.cli.demo.ROWS", {name: form.replace("g64", "g32") for name, form in ROWS.items()})
+    """Windows that fit the context of the tiny model, and speeds that take no time."""
     monkeypatch.setattr("lowbit.cli.demo.WINDOW", 64)
     monkeypatch.setattr("lowbit.cli.measure.PREFILL_TOKENS", 16)
     monkeypatch.setattr("lowbit.cli.measure.DECODE_TOKENS", 8)
@@ -37,9 +36,9 @@ def test_measures_every_format(model: str, text: str, lowbit: Run, tmp_path: Pat
     sizes = [row.size_bytes for row in report.results]
     assert sizes == sorted(sizes, reverse=True)
     by_name = {row.name: row for row in report.results}
-    assert by_name["int8"].perplexity == pytest.approx(report.baseline.perplexity, rel=0.02)
+    assert by_name["int8"].perplexity == pytest.approx(report.baseline.perplexity, rel=0.1)
     assert all(row.decode_tokens_per_s > 0 and row.prefill_tokens_per_s > 0 for row in report.results)
-    assert {row.tables for row in report.results} == {"bfloat16", "int8_g32", "int8"}
+    assert {row.tables for row in report.results} == {"bfloat16", "int8_g64", "int8"}
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in output.iterdir()) == ["demo.json", "demo.png"]
 

@@ -12,7 +12,7 @@ def test_the_table_groups_layers(model: str, lowbit: Run) -> None:
     done = lowbit("inspect", model)
     assert done.code == 0 and done.err == ""
     assert "model.layers.*.mlp.down_proj.weight  x 2" in done.out
-    assert "64 x 96" in done.out and "32.000" in done.out and "model_type=llama" in done.out
+    assert "64 x 128" in done.out and "32.000" in done.out and "model_type=llama" in done.out
 
 
 def test_all_lists_each_parameter(model: str, lowbit: Run) -> None:

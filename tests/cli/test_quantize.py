@@ -54,10 +54,10 @@ def test_a_recipe_file(model: str, lowbit: Run, tmp_path: Path) -> None:
     ("options", "says"),
     [
         (
-            ["--format", "int4_g128"],
-            "groups of 128 in int4_g128 do not divide k=96 of model.layers.0.mlp.down_proj, 64 x 96",
+            ["--format", "int4_g96"],
+            "groups of 96 in int4_g96 do not divide k=128 of model.layers.0.mlp.down_proj, 64 x 128 (and of 13 more",
         ),
-        (["--format", "int4_g128"], "sizes that fit are 16, 32; use int4_g32"),
+        (["--format", "int4_g128"], "sizes that fit are 16, 32, 64; use int4_g64"),
         (["--format", "int4_g0"], "group size=0 in 'g0'"),
         (["--format", "int9"], "bits=9 in 'int9': integer formats have 1 to 8 bits"),
         (["--recipe", "int44"], "recipe 'int44': the presets are int8"),
@@ -89,7 +89,7 @@ def test_nan_weights_leave_nothing_behind(lowbit: Run, write_model: Run, tmp_pat
     spoiled = write_model(tmp_path / "spoiled", spoil)
     done = lowbit("quantize", str(spoiled), str(tmp_path / "out"), "--format", "int4_g32")
     assert done.code == 1
-    assert f"{DOWN}: 1 of 6144 weights are NaN or infinite" in done.err
+    assert f"{DOWN}: 1 of 8192 weights are NaN or infinite" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["spoiled"]
 
 

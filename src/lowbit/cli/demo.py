@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("lowbit demo", "lowbit demo --text book.txt --windows 4", "lowbit demo --json > demo.json")
 
 BASELINE = "bf16"
-# name -> format of the linears. All groups fit a width of 576. The packaged model's own grid (int4_g32_min) is avoided.
-ROWS: dict[str, str] = {
-    "int8": "int8_g64",
-    "int4": "int4_g64_asym",
-    "int3": "int3_g32_asym",
-    "int2": "int2_g32_asym",
-    "ternary": "ternary_g64",
-}
+ROWS = ("int8", "int4", "int3", "int2", "ternary")  # presets
 WINDOW = 1024
 PROMPT = "What is gravity? Answer in one sentence."
 
@@ -80,7 +73,7 @@ def command(
 
 
 def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> QualityReport:
-    """Measure the baseline and every row."""
+    """Measure the baseline and every row, one model in memory at a time."""
     import platform
 
     import torch
@@ -89,7 +82,7 @@ def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> Qual
     from lowbit.cli.measure import SPEED_METHOD, Plan, measure
     from lowbit.cli.source import PACKAGED, load
     from lowbit.hardware import gpus, host
-    from lowbit.quantizers import Recipe, quantize_checkpoint
+    from lowbit.quantizers import preset, quantize_checkpoint
     from lowbit.report import QualityReport
 
     assert isinstance(plan, Plan)
@@ -99,9 +92,9 @@ def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> Qual
         if name == BASELINE:
             view, formats = checkpoint.dequantized(torch.bfloat16), ("bfloat16", "bfloat16")
         else:
-            recipe = Recipe.uniform(ROWS[name], name=name)
-            tables = recipe.format_of("model.embed_tokens")
-            view, formats = quantize_checkpoint(checkpoint, recipe), (ROWS[name], str(tables))
+            recipe = preset(name)
+            linears, tables = (str(recipe.format_of(module)) for module in ("linear", "model.embed_tokens"))
+            view, formats = quantize_checkpoint(checkpoint, recipe), (linears, tables)
         with progress(name, "windows") as report:
             row, quality = measure(
                 name, formats, view, plan, lambda c: load(c, plan.device, plan.dtype, plan.backend), report
