@@ -10,6 +10,7 @@ from lowbit.errors import UnsupportedConfig
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.kernels.cpu.matmul import dot_reason
+from lowbit.kernels.cpu.memory import advise_huge_pages
 from lowbit.kernels.cpu.scales import FIELDS
 from lowbit.kernels.cpu.steps import Steps, steps_of
 from lowbit.packing import PackedWeight
@@ -43,6 +44,9 @@ def parts_of(weight: PackedWeight, mode: str) -> list[Part]:
     Raises UnsupportedConfig for a grouping the kernels do not take.
     """
     n = weight.shape[0]
+    if weight.handles.setdefault("cpu_pages", None) is None:
+        advise_huge_pages(weight.words)
+        weight.handles["cpu_pages"] = True
     parts = []
     word, group = 0, 0
     for start, stop, fmt in part_formats(weight):
