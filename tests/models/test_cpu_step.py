@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lowbit.errors import ModelError
 from lowbit.models import cpu_step as module
 from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder
@@ -136,6 +137,16 @@ def test_programs_die_with_their_cache() -> None:
     del cache
     gc.collect()
     assert len(module._steps) == before
+
+
+@pytest.mark.parametrize("token", [-1, 211])
+def test_tokens_outside_of_the_vocabulary(token: int) -> None:
+    model = decoder(torch.bfloat16)
+    with (
+        torch.inference_mode(),
+        pytest.raises(ModelError, match=rf"token {token}: the vocabulary has 211 tokens, from 0"),
+    ):
+        model(torch.tensor([[token]]), model.new_cache(1, 8))
 
 
 def test_models_it_does_not_serve() -> None:

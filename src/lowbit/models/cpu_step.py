@@ -1,6 +1,6 @@
 """One new token on a CPU as one call of compiled code: every layer's kernels in a program, no torch in between.
 
-    x = embedding[token]
+    x = embedding[token] |
     per layer   norm, x for q k v | q k v | norm and rotate heads, append, attend | x for o | o
                 x += o, norm, x for gate up | gate up | silu(gate) * up, x for down | down
     head        x += down, norm, x for head | head
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from lowbit.errors import ModelError
 from lowbit.kernels.cpu import engine, small
 from lowbit.kernels.cpu.isa import best
 from lowbit.kernels.cpu.plan import TYPE_NAMES
@@ -54,11 +55,12 @@ def unsupported(config: ModelConfig, modules: list[nn.Module], dtype: torch.dtyp
 
 
 class CpuStep:
-    """The program of one model and one cache of one sequence. Call it with the vector of the token's embedding."""
+    """The program of one model and one cache of one sequence."""
 
     def __init__(
         self,
         config: ModelConfig,
+        table: nn.Module,
         layers: nn.ModuleList,
         norm: nn.Module,
         rope: Rope,
@@ -66,7 +68,7 @@ class CpuStep:
         cache: KVCache,
         mode: str,
     ) -> None:
-        self.config, self.head = config, head
+        self.config, self.table, self.head = config, table, head
         self.isa = best()
         dtype = cache.keys[0].dtype
         self.program = p = Program(self.isa, "fp32" if dtype == torch.float32 and mode == "a16" else mode)
@@ -81,6 +83,10 @@ class CpuStep:
         self.x = p.floats(config.hidden_size)
         self._normed = p.floats(config.hidden_size)
         self._added: Tensor | None = None
+        self._token = torch.zeros(1, dtype=torch.int64)
+        self._looks_up = _packed(table) is not None
+        if self._looks_up:
+            p.look_up(self._product({"table": table}, "table", self.x)[0], self._token, self.x)
         for index, layer in enumerate(layers):
             self._attention(layer, cache, index)
             self._mlp(layer)
@@ -168,10 +174,18 @@ class CpuStep:
                 return False
         return True
 
-    def run(self, embedded: Tensor, position: int) -> Tensor:
-        """embedded: [hidden]; position: tokens in the cache. Returns logits [vocab], or the normed vector [hidden]."""
-        self.x.copy_(embedded)
-        self._position[0] = position
+    def run(self, token: Tensor, position: int) -> Tensor:
+        """token: [1] int64; position: tokens in the cache. Returns logits [vocab], or the normed vector [hidden].
+
+        Raises ModelError for a token outside of the vocabulary.
+        """
+        if not 0 <= int(token) < self.config.vocab_size:
+            raise ModelError(f"token {int(token)}: the vocabulary has {self.config.vocab_size} tokens, from 0")
+        if self._looks_up:
+            self._token.copy_(token)
+        else:
+            self.x.copy_(self.table(token)[0])
+        self._position.fill_(position)
         self.program.run()
         return (self._normed if self.head is None else self.logits).clone()
 
@@ -179,8 +193,22 @@ class CpuStep:
 _steps: WeakKeyDictionary[KVCache, CpuStep | None] = WeakKeyDictionary()
 
 
+def _packed(module: nn.Module | None) -> PackedModule | None:
+    """The module if compiled kernels can read its weight."""
+    if not isinstance(module, PackedModule) or module.description.layout != LAYOUT:
+        return None
+    plain = module.weight.perm is None and not module.weight.sections
+    return module if plain and getattr(module, "backend", "auto") in BACKENDS else None
+
+
 def cpu_step(
-    config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: nn.Module | None, cache: KVCache
+    config: ModelConfig,
+    table: nn.Module,
+    layers: nn.ModuleList,
+    norm: nn.Module,
+    rope: Rope,
+    head: nn.Module | None,
+    cache: KVCache,
 ) -> CpuStep | None:
     """The program for a model and a cache, made on first use; None where there is none (see `unsupported`)."""
     if cache in _steps:
@@ -190,10 +218,7 @@ def cpu_step(
     linears = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear | PackedModule)]
     step = None
     if cache.batch == 1 and not unsupported(config, cast(list[nn.Module], linears), cache.keys[0].dtype):
-        packed = head if isinstance(head, PackedModule) and head.description.layout == LAYOUT else None
         mode = BACKENDS[cast(Linear, linears[0]).backend]
-        step = CpuStep(
-            config, layers, norm, rope, None if packed is None or packed.perm is not None else packed, cache, mode
-        )
+        step = CpuStep(config, table, layers, norm, rope, _packed(head), cache, mode)
     _steps[cache] = step
     return step

@@ -22,7 +22,7 @@ from lowbit.errors import ModelError
 from lowbit.models.attention import Attention
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
-from lowbit.models.cpu_step import cpu_step
+from lowbit.models.cpu_step import BACKENDS, cpu_step
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
@@ -137,11 +137,12 @@ class Decoder(nn.Module):
             return None
         if self.device.type != "cpu" or torch.compiler.is_compiling():
             return None
-        head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
-        step = cpu_step(self.config, self.model.layers, self.model.norm, self.rope, head, cache)
+        table = self.model.embed_tokens
+        head = self.lm_head if self.lm_head is not None else table if self.head_backend in BACKENDS else None
+        step = cpu_step(self.config, table, self.model.layers, self.model.norm, self.rope, head, cache)
         if step is None:
             return None
-        y = step.run(self.embed(token_ids)[0, 0], cache.length)[None, None]
+        y = step.run(token_ids[0], cache.length)[None, None]
         return y if step.head is not None else self.head(y.to(self.dtype))
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from lowbit.kernels.cpu.dot import dot
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.scales import GroupScales, field
+from lowbit.kernels.cpu.scales import GroupScales, field, group_indices
 from lowbit.kernels.cpu.steps import Steps
 from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
 
@@ -125,15 +125,8 @@ def matmul(isa: InstructionSet, spec: MatmulSpec) -> str:
 
 
 def _one_step(operands: _Operands, body: _Step, step: Value, columns: int, results: list[Value]) -> list[Value]:
-    spec, f = operands.spec, operands.f
-    ranges = spec.steps.ranges(columns)
-    if spec.group == 0:
-        groups = [f.const(I64, 0)]
-    elif spec.group >= spec.step:
-        groups = [step // (spec.group // spec.step)]
-    else:
-        first = step * spec.steps.groups_per_step
-        groups = [first + i for i in range(len(ranges))]
+    ranges = operands.spec.steps.ranges(columns)
+    groups = group_indices(operands.f, operands.spec.steps, step, len(ranges))
     return body(operands, step, ranges, groups, results)
 
 
@@ -239,7 +232,7 @@ class _FloatStep:
         blocks: dict[int, Block] = {}
         for (first, end), group in zip(ranges, groups, strict=True):
             scale, zero = o.scales.scale(group), o.scales.zero(group)
-            weight_of = self._weights(o, scale, zero)
+            weight_of = unscaled_weights(self.decoder, spec.format, scale, zero)
             acc = [[f.zero(f.floats), f.zero(f.floats)] for _ in range(rows)]
             for quad in range(first, end):
                 block = blocks.setdefault(quad // QUADS, o.block(step, quad // QUADS))
@@ -253,24 +246,30 @@ class _FloatStep:
             if spec.format.zero is Zero.MIN:
                 results = [result + total for result, total in zip(results, sums, strict=True)]
             else:
-                if spec.format.zero is Zero.NONE and self.decoder.gain != 1.0:
-                    scale = scale * self.decoder.gain
-                results = [f.fma(total, scale, result) for result, total in zip(results, sums, strict=True)]
+                left = scale * remaining_gain(self.decoder, spec.format)
+                results = [f.fma(total, left, result) for result, total in zip(results, sums, strict=True)]
         return results
 
-    def _weights(self, o: _Operands, scale: Value, zero: Value | None) -> Callable[[Value, int], Value]:
-        """A function from (quad, byte) to weights: finished for MIN, else still to be scaled."""
-        kind = o.spec.format.zero
-        if kind is Zero.INT:
-            assert zero is not None
-            zero = zero.cast("sitofp", o.f.floats)
 
-        def weights(codes: Value, byte: int) -> Value:
-            number = self.decoder.numbers(codes, byte)
-            if zero is None:
-                return number
-            if kind is Zero.MIN:
-                return number * scale + zero
-            return number * self.decoder.gain - zero
+def unscaled_weights(
+    decoder: FloatDecoder, fmt: WeightFormat, scale: Value, zero: Value | None
+) -> Callable[[Value, int], Value]:
+    """A function from (quad, byte) to weights as floats: finished for MIN, else still to be multiplied by the scale."""
+    if fmt.zero is Zero.INT:
+        assert zero is not None
+        zero = zero.cast("sitofp", scale.type)
 
-        return weights
+    def weights(codes: Value, byte: int) -> Value:
+        number = decoder.numbers(codes, byte)
+        if zero is None:
+            return number
+        if fmt.zero is Zero.MIN:
+            return number * scale + zero
+        return number * decoder.gain - zero
+
+    return weights
+
+
+def remaining_gain(decoder: FloatDecoder, fmt: WeightFormat) -> float:
+    """What unscaled weights must be multiplied by besides the scale."""
+    return decoder.gain if fmt.zero is Zero.NONE else 1.0

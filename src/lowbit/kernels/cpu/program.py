@@ -28,6 +28,7 @@ from lowbit.kernels.cpu.engine import engine
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.matmul import MatmulSpec, sum_factor
 from lowbit.kernels.cpu.plan import finish_address, launcher, matmul_address, prepare_address, shared_addresses
+from lowbit.kernels.cpu.row import ROW_FIELDS, row
 from lowbit.kernels.cpu.steps import Steps
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing import PackedWeight
@@ -171,6 +172,14 @@ class Program:
         tiles = -(-n // TILE_ROWS)
         chunk = max(1, min(driver.LARGEST_CHUNK, tiles // (4 * usable_threads())))
         self.record(shared_addresses()[1], self._words(words), tiles, chunk)
+
+    def look_up(self, weight: PackedWeight, index: Tensor, out: Tensor) -> None:
+        """A record for out = W[index]. index: int64 [1], held by the caller; out: [k] from floats()."""
+        (part,) = parts_of(weight, "fp32")
+        self._held.append(weight)
+        values = {"weight": self._words(part.fields), "row": self.hold(index), "out": out.data_ptr()}
+        function = engine().address(row(self.isa, part.format, part.steps))
+        self.record(function, self.arguments(ROW_FIELDS, values))
 
     # ----------------------------------------------------------------------------------------------- running
     def run(self) -> None:

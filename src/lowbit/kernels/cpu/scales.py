@@ -15,6 +15,7 @@ from lowbit.formats.grouping import WholeTensor
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.ir import I64, PTR, Value, vector
+from lowbit.kernels.cpu.steps import Steps
 from lowbit.packing.cpu_tile import TILE_ROWS
 
 FIELDS = (
@@ -52,6 +53,16 @@ def _number(f: Emitter, name: str, pointer: Value, single: bool) -> Value:
         root = (number + 1.0) * (1 / 16)
         return root * root
     return number
+
+
+def group_indices(f: Emitter, steps: Steps, step: Value, count: int) -> list[Value]:
+    """Indices of the `count` groups that step number `step` touches."""
+    if steps.group == 0:
+        return [f.const(I64, 0)]
+    if steps.group >= steps.step:
+        return [step // (steps.group // steps.step)]
+    first = step * steps.groups_per_step
+    return [first + i for i in range(count)]
 
 
 class GroupScales:

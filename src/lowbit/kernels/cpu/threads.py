@@ -1,7 +1,8 @@
 """Threads from the OpenMP runtime torch has already loaded, so that torch and these kernels share one pool.
 
 Two pools would fight for the cores: each keeps its threads spinning for a while after work. torch.get_num_threads()
-says how many there are; it respects OMP_NUM_THREADS and the processors this process may use.
+says how many there are; it respects OMP_NUM_THREADS. No more are used than this process may run on: its affinity, and
+the quota of its control group, beyond which threads only wait for each other.
 """
 
 from __future__ import annotations
@@ -39,4 +40,19 @@ def usable_threads() -> int:
     """How many threads a kernel should use: torch's number, never more than the processors of this process."""
     if not openmp()[0]:
         return 1
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)), quota()))
+
+
+@cache
+def quota(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors the control group grants, rounded up; a large number if it sets no limit. Both versions' files."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return 1 << 16
+    if not limit.strip().isdigit():  # "max", or -1
+        return 1 << 16
+    return max(1, -(-int(limit) // int(period)))
