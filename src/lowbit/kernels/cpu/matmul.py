@@ -153,7 +153,7 @@ class _IntegerStep:
             zero = o.scales.zero(group)
             x_sums = [f.broadcast(I32, f.at(sums, (index * rows + row) * 4)) for row in range(rows)]
             starts = [self._start(o, x_sum, zero) for x_sum in x_sums]
-            split = 2 if f.isa.dot == "vnni" and f.lanes == 16 and planes * rows <= MOST_ROWS else 1
+            split = self._split(f, planes * rows)
             acc = [[[start if p == planes - 1 else f.zero(f.ints)] for p in range(planes)] for start in starts]
             for start_row in acc:
                 for plane in start_row:
@@ -167,6 +167,14 @@ class _IntegerStep:
                 totals[row] = self._finish(o, acc[row], x_sums[row], zero, scale, totals[row])
         return [f.fma(t, x, r) for t, x, r in zip(totals, factors, results, strict=True) if t is not None]
 
+    @staticmethod
+    def _split(f: Emitter, sums: int) -> int:
+        """Accumulators for each sum: enough chains of dot products to hide their latency, while registers last."""
+        if f.isa.dot != "vnni":
+            return 1
+        chains = f.lanes // 2  # 8 of 32 registers, 4 of 16
+        return max(1, min(4, chains // sums))
+
     def _start(self, o: _Operands, x_sum: Value, zero: Value | None) -> Value:
         kind = o.spec.format.zero
         if kind is Zero.INT:
@@ -177,7 +185,7 @@ class _IntegerStep:
     def _block(self, o: _Operands, block: Block, quads: range, x: Value, acc: list[list[list[Value]]]) -> None:
         """Adds the products of some quads of a block, as many at a time as the kind of dot product likes."""
         f, planes, rows = o.f, PLANE_COUNT[o.spec.mode], o.spec.rows
-        together = QUADS if f.isa.dot == "maddubs" else 2
+        together = QUADS if f.isa.dot == "maddubs" else len(acc[0][0])
         for start in range(quads.start, quads.stop, together):
             some = range(start, min(start + together, quads.stop))
             weights = [self.decoder.look_up(f, block.quad(q % QUADS)) for q in some]
