@@ -104,6 +104,21 @@ def test_eight_bit_activations_are_asked_for_by_name() -> None:
         lowbit.matmul(x, lowbit.pack(quantized(64, 512, "nf4_g64")), backend="cpu_a8")
 
 
+@pytest.mark.parametrize(("mode", "columns", "half_step"), [("a16", 128, 1.004 * 2.0**-15), ("a8", 32, 1 / 254)])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_x_is_rounded_to_half_a_step(mode: str, columns: int, half_step: float, spread: float) -> None:
+    """Steps of x are a fraction of the largest |x| of the columns that share a scale."""
+    q = quantized(20, 256, "int4_g32")
+    x = numbers(3, 256) * torch.exp(spread * numbers(3, 256, seed=1))  # with outliers where spread is large
+    weight = q.dequantize(torch.float64)
+    largest = x.double().abs().view(3, -1, columns).amax(-1).repeat_interleave(columns, 1)
+    bound = largest * half_step @ weight.abs().T
+    rounding = 64 * 2.0**-24 * (x.double().abs() @ weight.abs().T)
+    error = (matmul(x, q, mode=mode) - x.double() @ weight.T).abs()
+    assert (error <= bound + rounding).all()
+    assert error.max() > 1e-3 * bound.max()  # x was rounded
+
+
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g64_asym", "q4_k", "nf4_g64", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
