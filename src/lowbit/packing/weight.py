@@ -75,6 +75,9 @@ class PackedWeight:
         """What kernels keep for this weight: tensor maps, compiled launches. Not part of its value, never copied."""
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "handles"}
+
     @property
     def device(self) -> torch.device:
         return self.words.device

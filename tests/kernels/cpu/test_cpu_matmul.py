@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -181,6 +183,14 @@ def test_eight_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_weight_in_use_can_be_copied_and_pickled() -> None:
+    packed = lowbit.pack(quantized(33, 96, "int4_g32"))
+    x = numbers(2, 96)
+    y = lowbit.matmul(x, packed)
+    for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed)), packed.to("cpu")):
+        assert torch.equal(lowbit.matmul(x, other), y)
 
 
 def with_perm(q: QuantizedTensor) -> QuantizedTensor:
