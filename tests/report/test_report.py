@@ -126,6 +126,10 @@ def test_plot_shows_what_is_finite(report: QualityReport) -> None:
     axes = quality_figure(report).axes[0]
     points = [tuple(offset) for collection in axes.collections for offset in collection.get_offsets()]
     assert sorted(points) == [(2.5, 60.1), (4.3, 22.0), (16.0, 20.0)]
+    far = replace(report, results=(*report.results[:2], row("int2", 2.5, 1e9)))
+    axes_far = quality_figure(far).axes[0]
+    assert max(offset[1] for collection in axes_far.collections for offset in collection.get_offsets()) == 200.0
+    assert any("1.0e+09" in label.get_text() for label in axes_far.texts)
     assert any("int4" in label.get_text() and "72 MB" in label.get_text() for label in axes.texts)
     with pytest.raises(UsageError, match="nothing to draw"):
         quality_figure(replace(report, results=report.results[3:]))

@@ -105,7 +105,8 @@ def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> Qual
     machine, cards = host(), gpus()
     on_gpu = plan.device.startswith("cuda") or (plan.device == "auto" and bool(cards))
     kernels = ", ".join(f"{row.name} {row.kernel}" for row in results)
-    notes = [f"kernels: {kernels}"]
+    tables = ", ".join(f"{row.name} {row.tables}" for row in results)
+    notes = [f"embedding and output head: {tables}", f"kernels: {kernels}"]
     if model in PACKAGED:
         notes.insert(0, PACKAGED[model].note)
     return QualityReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from lowbit.report.tables import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+CEILING = (
+    10.0  # times the baseline's perplexity: points beyond it lie on the edge, or the others could not be told apart
+)
 
 
 def plots_available() -> bool:
@@ -55,39 +60,55 @@ def quality_figure(report: QualityReport) -> Figure:
     figure: Figure = figures.Figure(figsize=(7.5, 4.8), layout="constrained")
     axes = figure.add_subplot()
     largest = max(r.size_bytes for r in points)
-    for usable, color, label in ((True, "#1f6f8b", "usable"), (False, "#c0504d", "needs calibration")):
-        mine = [r for r in points if report.needs_calibration(r) is not usable]
+    ceiling = report.baseline.perplexity * CEILING
+    area = {r.name: 60 + 900 * r.size_bytes / largest for r in points}  # in square points
+    for usable, beyond, color, marker, label in (
+        (True, False, "#1f6f8b", "o", "usable"),
+        (False, False, "#c0504d", "o", "needs calibration"),
+        (False, True, "#c0504d", "^", f"needs calibration, beyond {CEILING:.0f} times the baseline"),
+    ):
+        mine = [r for r in points if report.needs_calibration(r) is not usable and (r.perplexity > ceiling) is beyond]
         if not mine:
             continue
         axes.scatter(
             [r.bits_per_weight for r in mine],
-            [r.perplexity for r in mine],
-            s=[60 + 900 * r.size_bytes / largest for r in mine],
+            [min(r.perplexity, ceiling) for r in mine],
+            s=[area[r.name] for r in mine],
             color=color,
+            marker=marker,
             alpha=0.55,
             linewidths=0,
             label=label,
         )
+    on_edge = sorted((r.bits_per_weight, r.name) for r in points if r.perplexity > ceiling)
+    below = {name for _, name in on_edge[1::2]}  # neighbours on the edge would write over each other
     for result in points:
+        away = math.sqrt(area[result.name]) / 2 + 2
         axes.annotate(
-            f"{result.name}\n{number(result.perplexity)} · {result.size_bytes / 1e6:.0f} MB",
-            (result.bits_per_weight, result.perplexity),
+            f"{result.name}\n{number(result.perplexity)}\n{result.size_bytes / 1e6:.0f} MB",
+            (result.bits_per_weight, min(result.perplexity, ceiling)),
             textcoords="offset points",
-            xytext=(0, 14),
+            xytext=(0, -away if result.name in below else away),
             ha="center",
+            va="top" if result.name in below else "bottom",
             fontsize=8,
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks([2, 3, 4, 6, 8, 16], ["2", "3", "4", "6", "8", "16"])
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.set_xticks([1, 2, 3, 4, 6, 8, 16, 32])
+    axes.set_yticks([factor * 10**power for power in range(7) for factor in (1, 2, 5)])
     axes.minorticks_off()
-    axes.margins(0.12, 0.2)
+    axes.set_xlim(0.85 * min(r.bits_per_weight for r in points), 1.25 * max(r.bits_per_weight for r in points))
+    perplexities = [min(r.perplexity, ceiling) for r in points]
+    axes.set_ylim(0.7 * min(perplexities), 1.6 * max(perplexities))
     axes.set_xlabel("bits per weight, scales included")
     axes.set_ylabel("perplexity (lower is better)")
-    axes.set_title(f"{report.model}: {report.text}", fontsize=10)
+    axes.set_title("\n".join([report.model, *textwrap.wrap(report.text, 110)]), fontsize=9)
     axes.axhline(report.baseline.perplexity, color="#888888", linewidth=0.8, linestyle=":")
     axes.grid(True, which="major", alpha=0.2)
-    if len({report.needs_calibration(r) for r in points}) == 2:
+    if any(report.needs_calibration(r) for r in points):
         axes.legend(loc="upper right", markerscale=0.4, frameon=False, fontsize=8)
     return figure
 
