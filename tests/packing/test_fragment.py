@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lowbit.errors import LayoutError
 from lowbit.formats import quantize
 from lowbit.packing import FRAGMENT, pack_as
-from lowbit.packing.fragment import PLANES
+from lowbit.packing.tiles import PLANES
 
 ALL_BITS = range(1, 9)
 

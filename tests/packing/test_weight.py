@@ -86,14 +86,33 @@ def test_dense_size_is_what_the_format_says() -> None:
 
 def test_take_rows() -> None:
     layouts = [name for name, layout in LAYOUTS.items() if layout.takes_rows]
-    assert {"dense", "cpu_tile"} <= set(layouts)
-    for layout, name in itertools.product(layouts, ("int3_g16_asym", "q4_k", "int8", "ternary")):
-        p = pack_as(quantize(weight(40, 256), name), layout)
-        for rows in (slice(7, 21), slice(-3, None), torch.tensor([39, 0, 0, 5])):
+    assert {"dense", "cpu_tile", "fragment"} <= set(layouts)
+    names = ("int1_g32", "int2", "int3_g16_asym", "q4_k", "int5", "q6_k", "int7", "int8", "ternary")
+    for layout, name in itertools.product(layouts, names):
+        p = pack_as(quantize(weight(90, 256), name, search="none"), layout)
+        for rows in (slice(7, 71), slice(-3, None), torch.tensor([89, 0, 0, 5, 70])):
             assert torch.equal(p.take_rows(rows).dequantize(), p.unpack().dequantize()[rows])
     blocked = pack_as(quantize(weight(32, 32), "fp8_e4m3_block16x16"), "dense")
     with pytest.raises(LayoutError, match=r"rows of .* in layout 'dense': unpack\(\) the whole weight instead"):
         blocked.take_rows(slice(0, 4))
+
+
+@pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if layout.takes_rows])
+def test_rows_that_are_not_there_are_refused(layout: str) -> None:
+    p = pack_as(quantize(weight(50, 64), "int8"), layout)
+    for row in (-1, 50):  # inside the padding of some layouts
+        with pytest.raises(LayoutError, match=f"row {row}: the weight has rows 0 to 49; correct the indices"):
+            p.take_rows(torch.tensor([3, row]))
+    odd = pack_as(quantize(weight(70, 71), "int6"), layout)
+    assert torch.equal(odd.take_rows(torch.tensor([69, 8])).dequantize(), odd.unpack().dequantize()[[69, 8]])
+
+
+def test_rows_of_sections() -> None:
+    rows = torch.tensor([32, 0, 9])
+    for layout in layouts_for(sectioned()):
+        p = pack_as(sectioned(), layout)
+        if p.can_take_rows:
+            assert torch.equal(p.take_rows(rows).dequantize(), p.unpack().dequantize()[rows])
 
 
 def test_bad_codes_are_refused() -> None:

@@ -20,49 +20,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowbit.packing.layout import Layout, register
+from lowbit.packing.layout import register
+from lowbit.packing.tiles import PLANES as PLANES
+from lowbit.packing.tiles import TiledLayout, fill
 
 TILE_ROWS = 16
 BLOCK_COLUMNS = 32
 QUADS = BLOCK_COLUMNS // 4
-PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 CHUNK_CODES = 1 << 20  # codes packed at a time: bounds the memory of the steps in between
-
-
-def _tiles(n: int) -> int:
-    return -(-n // TILE_ROWS)
 
 
 def _blocks(k: int) -> int:
     return -(-k // BLOCK_COLUMNS)
 
 
-def _fill(x: Tensor, rows: int, columns: int) -> Tensor:
-    """x [n, k] grown with zeros to [rows, columns]."""
-    if x.shape == (rows, columns):
-        return x
-    out = x.new_zeros(rows, columns)
-    out[: x.shape[0], : x.shape[1]] = x
-    return out
-
-
-class CpuTile(Layout):
+class CpuTile(TiledLayout):
     """See the module's text."""
 
     name = "cpu_tile"
-    takes_rows = True
+    tile_rows = TILE_ROWS
 
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
-        return (_tiles(n), _blocks(k) * bits * TILE_ROWS)
+        return (self.tiles(n), _blocks(k) * bits * TILE_ROWS)
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         n, k = codes.shape
         words = torch.empty(self.words_shape(n, k, bits), dtype=torch.int32, device=codes.device)
         step = max(1, CHUNK_CODES // (TILE_ROWS * k))
-        for tile in range(0, _tiles(n), step):
-            count = min(step, _tiles(n) - tile)
+        for tile in range(0, self.tiles(n), step):
+            count = min(step, self.tiles(n) - tile)
             rows = codes[tile * TILE_ROWS : (tile + count) * TILE_ROWS]
-            filled = _fill(rows, count * TILE_ROWS, _blocks(k) * BLOCK_COLUMNS)
+            filled = fill(rows, count * TILE_ROWS, _blocks(k) * BLOCK_COLUMNS)
             # [tiles, 16, blocks, 8, 4 bytes] -> [tiles, blocks, 8, 16] words, one quad of one row each
             quads = filled.contiguous().view(torch.int32).view(count, TILE_ROWS, _blocks(k), QUADS).permute(0, 2, 3, 1)
             words[tile : tile + count] = _pack_quads(quads.contiguous(), bits).reshape(count, -1)
@@ -72,7 +60,7 @@ class CpuTile(Layout):
         self.check_words(words, bits, n, k)
         codes = torch.empty(n, k, dtype=torch.uint8, device=words.device)
         step = max(1, CHUNK_CODES // (TILE_ROWS * k))
-        for tile in range(0, _tiles(n), step):
+        for tile in range(0, self.tiles(n), step):
             part = words[tile : tile + step]
             quads = _unpack_quads(part.reshape(len(part), _blocks(k), bits, TILE_ROWS), bits)
             rows = quads.permute(0, 3, 1, 2).contiguous().view(torch.uint8).reshape(len(part) * TILE_ROWS, -1)
@@ -80,30 +68,9 @@ class CpuTile(Layout):
             codes[tile * TILE_ROWS : stop] = rows[: stop - tile * TILE_ROWS, :k]
         return codes
 
-    def pack_groups(self, values: Tensor) -> Tensor:
-        n, groups = values.shape
-        return _fill(values, _tiles(n) * TILE_ROWS, groups).view(_tiles(n), TILE_ROWS, groups).mT.contiguous()
-
-    def unpack_groups(self, values: Tensor, n: int) -> Tensor:
-        tiles, groups, _ = values.shape
-        return values.mT.reshape(tiles * TILE_ROWS, groups)[:n].contiguous()
-
-    def take_rows(self, words: Tensor, rows: Tensor | slice) -> Tensor:
-        tile, lane, count = _places(words, rows)
-        lines = words.view(words.shape[0], -1, TILE_ROWS)[tile, :, lane]  # [count, lines]
-        filled = _fill(lines, _tiles(count) * TILE_ROWS, lines.shape[1])
-        return filled.view(_tiles(count), TILE_ROWS, -1).mT.reshape(_tiles(count), words.shape[1])
-
-    def take_groups(self, values: Tensor, rows: Tensor | slice) -> Tensor:
-        tile, lane, _ = _places(values, rows)
-        return values[tile, :, lane]
-
-
-def _places(tiled: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor, int]:
-    """Tile and lane of each of some rows, and how many they are."""
-    if isinstance(rows, slice):
-        rows = torch.arange(tiled.shape[0] * TILE_ROWS, device=tiled.device)[rows]
-    return rows // TILE_ROWS, rows % TILE_ROWS, rows.shape[0]
+    def unpack_rows(self, words: Tensor, bits: int, k: int, rows: Tensor) -> Tensor:
+        lines = self.take_groups(words.view(words.shape[0], -1, TILE_ROWS), rows)  # [count, lines]
+        return self.unpack(self.pack_groups(lines).flatten(1), bits, rows.shape[0], k)
 
 
 def _mask(bits: int) -> int:

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lowbit.packing.layout import Layout, register
+from lowbit.packing.layout import register
+from lowbit.packing.tiles import PLANES, TiledLayout, fill
 
 BLOCK = 64  # rows and columns of a block
-PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 CHUNK_CODES = 1 << 22  # codes packed at a time: bounds the memory of the steps in between
 
 
@@ -53,10 +53,11 @@ def _places(plane: int) -> Iterator[tuple[tuple[int | slice, ...], int]]:
         yield index, sum(step * value[axis] for axis, step in inside.items())
 
 
-class Fragment(Layout):
+class Fragment(TiledLayout):
     """See the module's text."""
 
     name = "fragment"
+    tile_rows = BLOCK
 
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
         return (blocks(n), blocks(k) * 128 * bits)
@@ -68,11 +69,8 @@ class Fragment(Layout):
         for first in range(0, blocks(n), step):
             part = codes[first * BLOCK : (first + step) * BLOCK]
             count = blocks(part.shape[0])
-            if part.shape != (count * BLOCK, blocks(k) * BLOCK):
-                filled = part.new_zeros(count * BLOCK, blocks(k) * BLOCK)
-                filled[: part.shape[0], :k] = part
-                part = filled
-            words[first : first + count] = _pack_blocks(part, count, blocks(k), bits)
+            filled = fill(part, count * BLOCK, blocks(k) * BLOCK)
+            words[first : first + count] = _pack_blocks(filled, count, blocks(k), bits)
         return words
 
     def unpack(self, words: Tensor, bits: int, n: int, k: int) -> Tensor:
@@ -85,16 +83,27 @@ class Fragment(Layout):
             codes[first * BLOCK : stop] = rows[: stop - first * BLOCK, :k]
         return codes
 
-    def pack_groups(self, values: Tensor) -> Tensor:
-        n, groups = values.shape
-        filled = values
-        if n % BLOCK:
-            filled = values.new_zeros(blocks(n) * BLOCK, groups)
-            filled[:n] = values
-        return filled.view(blocks(n), BLOCK, groups).mT.contiguous()
+    def unpack_rows(self, words: Tensor, bits: int, k: int, rows: Tensor) -> Tensor:
+        block, row = rows // BLOCK, rows % BLOCK
+        tile, half, lane_row = row // 16, (row // 8 % 2).view(-1, 1, 1, 1), row % 8
+        count, columns = rows.shape[0], blocks(k)
+        codes = torch.zeros(2, 2, 2, 2, count, columns, 4, dtype=torch.uint8, device=words.device)  # j1 i2 i1 j0
+        low = start = 0
+        for plane in PLANES[bits]:
+            stop = start + columns * 128 * plane
+            lanes = words[:, start:stop].view(-1, columns, 4, 8, 4, plane)[block, :, tile, lane_row]
+            word = (lanes >> half * _PLACES[plane]["b3"]).movedim(-1, 0)  # the row's bits where b3 = 0 has them
+            word = word.reshape(*_word_axes(plane), count, columns, 4)
+            for (j1, i2, i1, b3, j0), place in _places(plane):
+                if b3 == 0:
+                    codes[j1, i2, i1, j0] |= (((word >> place) & ((1 << plane) - 1)) << low).to(torch.uint8)
+            start, low = stop, low + plane
+        return codes.permute(4, 5, 0, 1, 2, 6, 3).reshape(count, columns * BLOCK)[:, :k].contiguous()
 
-    def unpack_groups(self, values: Tensor, n: int) -> Tensor:
-        return values.mT.reshape(-1, values.shape[1])[:n].contiguous()
+
+def _word_axes(plane: int) -> list[int]:
+    """Shape of the words a plane has for a lane: the axes whose bits are not inside a word."""
+    return [2 for axis in _FIVE if axis not in _PLACES[plane]]
 
 
 def _pack_blocks(codes: Tensor, rows: int, columns: int, bits: int) -> Tensor:
@@ -125,8 +134,7 @@ def _unpack_blocks(words: Tensor, columns: int, bits: int) -> Tensor:
     for plane in PLANES[bits]:
         stop = start + columns * 128 * plane
         word = words[:, start:stop].reshape(rows, columns, 4, 8, 4, plane).movedim(-1, 0)
-        kept = [2 for axis in _FIVE if axis not in _PLACES[plane]]
-        word = word.reshape(*kept, rows, columns, 4, 8, 4)
+        word = word.reshape(*_word_axes(plane), rows, columns, 4, 8, 4)
         for index, place in _places(plane):
             ordered[index] |= (((word >> place) & ((1 << plane) - 1)) << low).to(torch.uint8)
         start, low = stop, low + plane

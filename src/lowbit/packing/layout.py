@@ -18,7 +18,7 @@ class Layout(ABC):
     """Codes [n, k] uint8 <-> int32 words. Works on any device; the device of the input is the device of the output."""
 
     name: str
-    takes_rows = False  # whether take_rows and take_groups work
+    takes_rows = False  # whether unpack_rows and take_groups work
 
     @abstractmethod
     def words_shape(self, n: int, k: int, bits: int) -> tuple[int, ...]:
@@ -40,12 +40,12 @@ class Layout(ABC):
         """The inverse of pack_groups for n rows."""
         return values
 
-    def take_rows(self, words: Tensor, rows: Tensor | slice) -> Tensor:
-        """The words of some rows, in this layout. rows: int64 [count] or a slice."""
-        return words[rows]
+    def unpack_rows(self, words: Tensor, bits: int, k: int, rows: Tensor) -> Tensor:
+        """Codes [count, k] uint8 of some rows. rows: int64 [count], each a row of the packed codes."""
+        return self.unpack(words[rows], bits, rows.shape[0], k)
 
-    def take_groups(self, values: Tensor, rows: Tensor | slice) -> Tensor:
-        """Some rows [count, groups] of what pack_groups arranged."""
+    def take_groups(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Some rows [count, groups] of what pack_groups arranged. rows: int64 [count]."""
         return values[rows]
 
     def check_words(self, words: Tensor, bits: int, n: int, k: int) -> None:

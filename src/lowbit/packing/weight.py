@@ -111,9 +111,10 @@ class PackedWeight:
 
     def unpack(self) -> QuantizedTensor:
         """The exact inverse of pack_as()."""
-        n, k = self.shape
+        n, _ = self.shape
         layout = get_layout(self.layout)
-        return self._quantized(self._unpack_codes(self.words, n, k), lambda values: layout.unpack_groups(values, n))
+        codes = self._codes(lambda words, bits, columns: layout.unpack(words, bits, n, columns))
+        return self._quantized(codes, lambda values: layout.unpack_groups(values, n))
 
     @property
     def can_take_rows(self) -> bool:
@@ -121,27 +122,28 @@ class PackedWeight:
         return get_layout(self.layout).takes_rows and self.format.grouping.row_local
 
     def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
-        """Unpack some output features only. rows: int64 [count] or a slice. Raises LayoutError where it cannot."""
+        """Unpack some output features only.
+
+        rows: int64 [count], each from 0 to n - 1 (checked where they are on the CPU), or a slice. Raises LayoutError.
+        """
         if not self.can_take_rows:
             raise LayoutError(f"rows of {self.format} in layout {self.layout!r}: unpack() the whole weight instead")
-        n, k = self.shape
-        layout = get_layout(self.layout)
-        if isinstance(rows, slice):
-            rows = slice(*rows.indices(n))
-        count = len(range(n)[rows]) if isinstance(rows, slice) else rows.shape[0]
-        codes = self._unpack_codes(layout.take_rows(self.words, rows), count, k)
-        return self._quantized(codes, lambda values: layout.take_groups(values, rows))
+        layout, n = get_layout(self.layout), self.shape[0]
+        chosen = torch.arange(n, device=self.device)[rows] if isinstance(rows, slice) else rows
+        _check_rows(chosen, n)
+        codes = self._codes(lambda words, bits, columns: layout.unpack_rows(words, bits, columns, chosen))
+        return self._quantized(codes, lambda values: layout.take_groups(values, chosen))
 
-    def _unpack_codes(self, words: Tensor, n: int, k: int) -> Tensor:
-        layout = get_layout(self.layout)
+    def _codes(self, unpack: Callable[[Tensor, int, int], Tensor]) -> Tensor:
+        """Codes by unpack(words, bits, columns) of each section, or of the whole weight where there are none."""
         if not self.sections:
-            return layout.unpack(words, self.format.bits, n, k)
+            return unpack(self.words, self.format.bits, self.shape[1])
         parts = []
         at = 0
         for section in self.sections:
-            columns = section.stop - section.start
-            width = layout.words_shape(n, columns, section.format.bits)[-1]
-            parts.append(layout.unpack(words[..., at : at + width].contiguous(), section.format.bits, n, columns))
+            columns, bits = section.stop - section.start, section.format.bits
+            width = get_layout(self.layout).words_shape(self.shape[0], columns, bits)[-1]
+            parts.append(unpack(self.words[..., at : at + width].contiguous(), bits, columns))
             at += width
         return torch.cat(parts, 1)
 
@@ -169,6 +171,14 @@ class PackedWeight:
     def __repr__(self) -> str:
         n, k = self.shape
         return f"PackedWeight({n} x {k}, {self.format}, layout {self.layout}, {self.nbytes} bytes on {self.device})"
+
+
+def _check_rows(rows: Tensor, n: int) -> None:
+    if rows.device.type != "cpu" or torch.compiler.is_compiling() or not rows.numel():
+        return  # reading them would wait for the device, or cut a compiled graph
+    least, most = (int(v) for v in rows.aminmax())
+    if least < 0 or most >= n:
+        raise LayoutError(f"row {least if least < 0 else most}: the weight has rows 0 to {n - 1}; correct the indices")
 
 
 def _row_levels(format: WeightFormat) -> tuple[bool, bool]:  # noqa: A002
