@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
-COMMANDS = ("demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "env")
+COMMANDS = ("demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "env", "cache")
 
 
 def test_help_lists_every_command(lowbit: Run) -> None:

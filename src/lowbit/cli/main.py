@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from lowbit._version import __version__
-from lowbit.cli import chat, demo, env, eval, explain, failures, generate, inspect, options, quantize  # noqa: A004
+from lowbit.cli import cache, chat, demo, env, eval, explain, failures, generate, inspect, options, quantize  # noqa: A004
 from lowbit.cli.console import warn_in_one_line
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ def _examples(commands: Sequence[str]) -> str:
     return "Examples\n\n" + "\n".join(f"- `{command}`" for command in commands)
 
 
-for _module in (demo, quantize, generate, chat, eval, inspect, explain, env):
+for _module in (demo, quantize, generate, chat, eval, inspect, explain, env, cache):
     app.command(name=_module.__name__.rpartition(".")[2], epilog=_examples(_module.EXAMPLES))(
         failures.guarded(_module.command)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, clear_cache
+from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, cache_size, clear_cache
 from lowbit.kernels.cpu.engine import Engine
 from lowbit.kernels.cpu.ir import I64, PTR, Function, module
 
@@ -34,7 +34,9 @@ def test_what_was_put_is_found(tmp_path: Path) -> None:
     cache.put("k", CODE)
     assert ObjectCache(cache.directory).get("k") == CODE
     assert cache.directory.stat().st_mode & 0o777 == 0o700
+    assert cache_size(cache.directory) > len(CODE)
     assert clear_cache(cache.directory) > len(CODE)
+    assert cache_size(cache.directory) == 0
     assert cache.get("k") is None
 
 

@@ -27,6 +27,11 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "lowbit" / "kernels"
 
 
+def cache_size(directory: Path | None = None) -> int:
+    """Bytes of the compiled kernels."""
+    return sum(path.stat().st_size for path in (directory or cache_directory()).glob(f"*{_SUFFIX}"))
+
+
 def clear_cache(directory: Path | None = None) -> int:
     """Deletes the compiled kernels. Returns how many bytes that freed."""
     freed = 0
