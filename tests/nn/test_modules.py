@@ -35,6 +35,36 @@ def test_deepcopy_is_equal_and_independent() -> None:
     assert not torch.equal(twin(x), module(x))
 
 
+def test_deepcopy_keeps_what_is_shared_and_what_was_set() -> None:
+    shared = torch.nn.Sequential(linear(), torch.nn.ReLU())
+    shared.append(shared[0])
+    shared[0].note, shared[0].batch_invariant = "mine", True
+    twin = copy.deepcopy(shared).eval()
+    assert twin[0] is twin[2]
+    assert (twin[0].note, twin[0].batch_invariant, shared[0].training) == ("mine", True, True)
+    assert twin[0].weight.words is twin[0].words
+    assert twin[0].words.data_ptr() != shared[0].words.data_ptr()
+
+
+def test_a_tensor_that_was_replaced_counts() -> None:
+    module = linear()
+    module.bias = None
+    x = torch.randn(2, 96)
+    y = module(x)
+    twice = torch.func.functional_call(module, {"scales": module.scales * 2}, (x,))
+    torch.testing.assert_close(twice, 2 * y)
+    assert torch.equal(module(x), y)
+    module.scales = module.scales * 2
+    torch.testing.assert_close(module(x), 2 * y)
+
+
+def test_compiles_as_one_graph() -> None:
+    module = torch.nn.Sequential(linear(), torch.nn.ReLU())
+    x = torch.randn(2, 96)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_dtype_conversion_moves_bias_and_leaves_the_weight() -> None:
     module = linear().to(torch.bfloat16)
     assert module.scales.dtype == torch.float32
@@ -103,3 +133,5 @@ def test_convert_swaps_by_name() -> None:
     assert isinstance(model["head"], torch.nn.Linear)
     with pytest.raises(UsageError, match=r"patterns \['gate'\] match no linear"):
         convert(model, {"gate": "int4_g32"})
+    with pytest.raises(UsageError, match=r"the model is itself a linear.*use Linear\.from_float"):
+        convert(torch.nn.Linear(64, 32), {"": "int4_g32"})

@@ -16,8 +16,11 @@ def convert(model: nn.Module, formats: Mapping[str, str | WeightFormat], *, back
     """Replace, in place, every torch.nn.Linear whose name a pattern matches with a lowbit.nn.Linear.
 
     formats: regular expression (searched in the module's dotted name) -> format; the first match wins.
-    Returns the names replaced. Raises UsageError when a pattern matches no linear, so that a typing error shows.
+    Returns the names replaced. Raises UsageError for a model that is itself a linear, and when a pattern matches no
+    linear, so that a typing error shows.
     """
+    if isinstance(model, nn.Linear):
+        raise UsageError("the model is itself a linear, with no module to swap it in: use Linear.from_float")
     replaced: list[str] = []
     unused = set(formats)
     for name, module in list(model.named_modules()):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 
@@ -52,6 +50,3 @@ class Embedding(PackedModule):
 
     def _no_rows(self) -> Tensor:
         return torch.empty(0, self.embedding_dim, dtype=self.dtype, device=self.weight.device)
-
-    def _copy_rest(self, source: Any) -> None:
-        self.dtype = cast(Embedding, source).dtype

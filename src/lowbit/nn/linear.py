@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 
@@ -66,8 +64,3 @@ class Linear(PackedModule):
         """x: [..., k] -> [..., n] in x's dtype."""
         bias = self.bias if self.bias is None or self.bias.dtype == x.dtype else self.bias.to(x.dtype)
         return matmul(x, self.weight, bias, batch_invariant=self.batch_invariant, backend=self.backend)
-
-    def _copy_rest(self, source: Any) -> None:
-        other = cast(Linear, source)
-        self.bias = None if other.bias is None else nn.Parameter(other.bias.detach().clone(), other.bias.requires_grad)
-        self.backend, self.batch_invariant = other.backend, other.batch_invariant

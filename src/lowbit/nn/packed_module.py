@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lowbit.errors import FormatError
@@ -24,9 +23,6 @@ class PackedModule(nn.Module):
 
     def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
-        self._hold(weight)
-
-    def _hold(self, weight: PackedWeight) -> None:
         self.description = weight.description
         for name in TENSORS:
             self.register_buffer(name, getattr(weight, name))
@@ -35,9 +31,15 @@ class PackedModule(nn.Module):
     @property
     def weight(self) -> PackedWeight:
         """The packed weight [n, k]."""
-        if self._weight is None:
-            self._weight = self.description.assemble({name: getattr(self, name) for name in TENSORS})
-        return self._weight
+        held, buffers = self._weight, self._buffers
+        if held is not None:
+            for name in TENSORS:  # for every token: no generator
+                if getattr(held, name) is not buffers[name]:
+                    break
+            else:
+                return held
+        held = self._weight = self.description.assemble({name: buffers[name] for name in TENSORS})
+        return held
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
         def keep_type(t: Tensor) -> Tensor:
@@ -49,18 +51,6 @@ class PackedModule(nn.Module):
         super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
         self._weight = None
         return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedModule:
-        copy = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copy
-        nn.Module.__init__(copy)
-        copy._hold(self.weight.map_tensors(torch.clone))
-        copy._copy_rest(self)
-        copy.train(self.training)
-        return copy
-
-    def _copy_rest(self, source: Any) -> None:
-        """Copy what a subclass holds besides the weight."""
 
     def get_extra_state(self) -> tuple[object, ...]:
         return tuple(self.description)
