@@ -137,7 +137,7 @@ class CpuStep:
             "query": query.data_ptr(), "key": key.data_ptr(), "value": value.data_ptr(),
             "cos": self._tables[0], "sin": self._tables[1],
             "keys": p.hold(cache.keys[index]), "values": p.hold(cache.values[index]), "out": out.data_ptr(),
-            "scores": p.floats(c.num_kv_heads * (self._capacity + small.PAD)).data_ptr(),
+            "scores": p.floats(c.num_heads * (self._capacity + small.PAD)).data_ptr(),
             "position": p.hold(self._position), "query_norm": norms[0], "key_norm": norms[1],
             "eps": p.hold(self._eps), "capacity": self._capacity, "scale": p.hold(self._scale),
         }  # fmt: skip

@@ -91,7 +91,7 @@ def test_attend(program: Program, dtype: torch.dtype, name: str, window: int) ->
     angle = numbers(capacity, dim // 2, seed=3).repeat(1, 2)
     keys, values = (numbers(kv_heads, capacity, dim, seed=s).to(dtype) for s in (4, 5))
     before = keys.clone()
-    out, scores = program.floats(kv_heads * heads * dim), program.floats(kv_heads * (capacity + small.PAD))
+    out, scores = program.floats(kv_heads * heads * dim), program.floats(kv_heads * heads * (capacity + small.PAD))
     places = {
         "query": query, "key": key, "value": value, "cos": angle.cos(), "sin": angle.sin(), "keys": keys,
         "values": values, "out": out, "scores": scores, "position": torch.tensor([position]),

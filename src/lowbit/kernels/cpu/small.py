@@ -105,7 +105,7 @@ def attend(isa: InstructionSet, spec: AttendSpec) -> str:
     """Units are key heads. `position` is the address of an int64, `scale` and `eps` of a float.
 
     query [kv_heads, heads, head_dim], key and value [kv_heads, head_dim]; cos and sin [capacity, head_dim]; keys and
-    values [kv_heads, capacity, head_dim] in the cache's type; scores [kv_heads, capacity + PAD], scratch.
+    values [kv_heads, capacity, head_dim] in the cache's type; scores [kv_heads, heads, capacity + PAD], scratch.
     """
     f = Emitter(isa, _ARGUMENTS)
     a = fields(f, ATTEND_FIELDS, {"capacity"})
@@ -124,15 +124,19 @@ def attend(isa: InstructionSet, spec: AttendSpec) -> str:
             for i, part in enumerate(source):
                 place = f.at(target, position * row_bytes)
                 f.store_floats(spec.cache, part, f.at(place, i * f.lanes * SIZE_BYTES[spec.cache]))
-        scores = f.at(a["scores"], head * (a["capacity"] + PAD) * 4)
-        for index in range(spec.heads):
-            place = (head * spec.heads + index) * head_bytes
-            query = _vectors(f, f.at(a["query"], place), spec.head_dim)
-            query = _rotated(f, _normed(f, spec, query, a["query_norm"], a["eps"]), cos, sin)
-            scale = f.broadcast(FLOAT, a["scale"])
-            out = _attention(f, spec, [q * scale for q in query], keys, values, scores, position)
-            for i, part in enumerate(out):
-                f.store(part, f.at(a["out"], place + i * f.lanes * 4))
+        scale = f.broadcast(FLOAT, a["scale"])
+        together = max(1, isa.lanes // len(cos))  # heads whose vectors fit half of the registers
+        for first in range(0, spec.heads, together):
+            some = range(first, min(first + together, spec.heads))
+            places = [head * spec.heads + index for index in some]
+            queries = [_vectors(f, f.at(a["query"], place * head_bytes), spec.head_dim) for place in places]
+            queries = [_rotated(f, _normed(f, spec, q, a["query_norm"], a["eps"]), cos, sin) for q in queries]
+            scaled = [[part * scale for part in q] for q in queries]
+            scores = [f.at(a["scores"], place * (a["capacity"] + PAD) * 4) for place in places]
+            outs = _attention(f, spec, scaled, keys, values, scores, position)
+            for place, out in zip(places, outs, strict=True):
+                for i, part in enumerate(out):
+                    f.store(part, f.at(a["out"], place * head_bytes + i * f.lanes * 4))
     return f.build()
 
 
@@ -159,39 +163,56 @@ def _rotated(f: Emitter, x: list[Value], cos: list[Value], sin: list[Value]) -> 
 
 
 def _attention(
-    f: Emitter, spec: AttendSpec, query: list[Value], keys: Value, values: Value, scores: Value, position: Value
-) -> list[Value]:
-    """softmax(query . keys) values over the positions up to and including `position`."""
+    f: Emitter,
+    spec: AttendSpec,
+    queries: list[list[Value]],
+    keys: Value,
+    values: Value,
+    scores: list[Value],
+    position: Value,
+) -> list[list[Value]]:
+    """softmax(query . keys) values over the positions up to and including `position`, for heads that share keys."""
     size = SIZE_BYTES[spec.cache]
-    row_bytes = spec.head_dim * size
     end = position + 1
     start = f.const(I64, 0)
     if spec.window:
         start = f.select(end.compare("ugt", spec.window), end - spec.window, start)
+    count = end - start
 
     def row(base: Value, index: Value) -> list[Value]:
-        place = f.at(base, index * row_bytes)
+        place = f.at(base, index * (spec.head_dim * size))
         return [f.load_floats(spec.cache, f.at(place, i * size), f.lanes) for i in range(0, spec.head_dim, f.lanes)]
 
     lowest = f.const(FLOAT, float("-inf"))
-    with f.loop(start, end, carried=[lowest]) as loop:
-        products = f.zero(f.floats)
-        for q, k in zip(query, row(keys, loop.index), strict=True):
-            products = f.fma(q, k, products)
-        score = total(f, products)
-        f.store(score, f.at(scores, (loop.index - start) * 4), 4)
-        # NaN is kept: maximum, unlike maxnum, returns it
-        loop.put([f.select(score.compare("ugt", loop.carried[0]), score, loop.carried[0])])
-    highest = f.splat(loop.carried[0], f.lanes)
-    count = end - start
-    f.store(f.splat(lowest, f.lanes), f.at(scores, count * 4))
-    with f.loop(0, count, f.lanes, [f.zero(f.floats)]) as loop:
-        place = f.at(scores, loop.index * 4)
-        weight = exponential(f, f.load(f.floats, place) - highest)
-        f.store(weight, place)
-        loop.put([loop.carried[0] + weight])
-    normal = f.splat(f.const(FLOAT, 1.0) / total(f, loop.carried[0]), f.lanes)
-    with f.loop(start, end, carried=[f.zero(f.floats) for _ in query]) as loop:
-        weight = f.broadcast(FLOAT, f.at(scores, (loop.index - start) * 4))
-        loop.put([f.fma(weight, v, out) for v, out in zip(row(values, loop.index), loop.carried, strict=True)])
-    return [out * normal for out in loop.carried]
+    with f.loop(start, end, carried=[lowest] * len(queries)) as loop:
+        key = row(keys, loop.index)
+        highest = []
+        for query, target, before in zip(queries, scores, loop.carried, strict=True):
+            products = f.zero(f.floats)
+            for q, k in zip(query, key, strict=True):
+                products = f.fma(q, k, products)
+            score = total(f, products)
+            f.store(score, f.at(target, (loop.index - start) * 4), 4)
+            highest.append(f.select(score.compare("ugt", before), score, before))
+        loop.put(highest)
+    normals = []
+    for target, top in zip(scores, loop.carried, strict=True):
+        highest_score = f.splat(top, f.lanes)
+        f.store(f.splat(lowest, f.lanes), f.at(target, count * 4))  # whole vectors of weights: the rest are zero
+        with f.loop(0, count, f.lanes, [f.zero(f.floats)]) as sums:
+            place = f.at(target, sums.index * 4)
+            weight = exponential(f, f.load(f.floats, place) - highest_score)
+            f.store(weight, place)
+            sums.put([sums.carried[0] + weight])
+        normals.append(f.splat(f.const(FLOAT, 1.0) / total(f, sums.carried[0]), f.lanes))
+    width = len(queries[0])
+    with f.loop(start, end, carried=[f.zero(f.floats)] * (width * len(queries))) as loop:
+        value = row(values, loop.index)
+        following = []
+        for index, target in enumerate(scores):
+            weight = f.broadcast(FLOAT, f.at(target, (loop.index - start) * 4))
+            before_all = loop.carried[index * width : (index + 1) * width]
+            following += [f.fma(weight, v, out) for v, out in zip(value, before_all, strict=True)]
+        loop.put(following)
+    results = [loop.carried[i * width : (i + 1) * width] for i in range(len(queries))]
+    return [[out * normal for out in result] for result, normal in zip(results, normals, strict=True)]
