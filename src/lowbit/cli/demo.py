@@ -54,6 +54,7 @@ def command(
     from lowbit.report import quality_table, sentences_table
     from lowbit.report.tables import legend
 
+    output.mkdir(parents=True, exist_ok=True)  # what cannot be saved is not measured
     checkpoint = open_model(model)
     read = read_text(text, windows * WINDOW)
     ids = encode(checkpoint.tokenizer().tokenizer, read)
@@ -126,7 +127,6 @@ def save(report: QualityReport, directory: Path) -> list[Path]:
     """Write demo.json, and demo.png where matplotlib is installed. Each file appears whole or not at all."""
     from lowbit.report import plot_quality, plots_available
 
-    directory.mkdir(parents=True, exist_ok=True)
     target = directory / "demo.json"
     handle, name = tempfile.mkstemp(dir=directory, prefix=".demo.json.", suffix=".partial")
     try:
