@@ -53,3 +53,20 @@ def test_ties_go_where_torchs_cast_sends_them(element: Float, dtype: torch.dtype
     finite = element.values()[torch.isfinite(element.values())].sort().values
     middles = (finite[1:] + finite[:-1]) / 2
     assert torch.equal(element.decode(element.encode(middles)), middles.to(dtype).float())
+
+
+def test_a_default_device_is_not_remembered() -> None:
+    """Borders are kept with an element; made under another default device, they must serve the CPU all the same."""
+    x = torch.linspace(-2, 2, 33)
+    with torch.device("meta"):
+        fresh = [Float(2, 3), Codebook((-1.0, 0.5))]
+        codes = [element.encode(x) for element in fresh]
+    for element, found in zip(fresh, codes, strict=True):
+        assert torch.equal(found, element.encode(x))
+        assert element.values().isfinite().all()
+
+
+def test_known_codebooks_have_names_and_others_say_their_numbers() -> None:
+    assert Codebook(CODEBOOKS["nf4"].entries) == CODEBOOKS["nf4"]
+    assert Codebook(CODEBOOKS["nf4"].entries).name == "nf4"
+    assert Codebook((0.0, 1.0)).name == "codebook[0.0,1.0]"

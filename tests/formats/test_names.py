@@ -116,8 +116,10 @@ def test_bits_per_weight_are_those_of_the_files(name: str, bits: float) -> None:
     [
         (
             "int9_g128",
-            "bits=9 in 'int9_g128': integer formats have 1 to 8 bits; for 16-bit weights leave the layer out of "
-            "the recipe",
+            (
+                "bits=9 in 'int9_g128': integer formats have 1 to 8 bits; for 16-bit weights leave the layer out of "
+                "the recipe"
+            ),
         ),
         ("int4_g0", "group size=0 in 'g0': it is a whole number of weights, at least 1"),
         ("int4_asym_g64", "part 'g64' of 'int4_asym_g64': after the element come a grouping"),

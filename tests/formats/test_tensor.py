@@ -111,6 +111,9 @@ def test_take_rows() -> None:
         q = quantize(weight, name)
         for rows in (slice(3, 9), torch.tensor([5, 5, 0])):
             assert torch.equal(q.take_rows(rows).dequantize(), q.dequantize()[rows])
+    for name in ("int4_tensor", "int8", "q4_k", "nvfp4"):
+        single = quantize(weight[:1], name)
+        assert torch.equal(single.take_rows(torch.tensor([0, 0])).dequantize(), single.dequantize()[[0, 0]])
     with pytest.raises(FormatError, match="they share scales with other rows"):
         quantize(weight, "fp8_e4m3_block16x16").take_rows(slice(0, 2))
 

@@ -68,8 +68,8 @@ class Element(ABC):
         """Numbers of the codes, exactly. codes: uint8, any shape. Returns `dtype` (float32 or float64)."""
 
     def values(self) -> Tensor:
-        """The number of every code in order of the codes. Returns float32 [2**bits]; some may be NaN or infinite."""
-        return self.decode(torch.arange(2**self.bits, dtype=torch.uint8))
+        """The number of every code, in order, on the CPU: float32 [2**bits]; some may be NaN or infinite."""
+        return self.decode(torch.arange(2**self.bits, dtype=torch.uint8, device="cpu"))
 
 
 def _check_bits(bits: int, name: str) -> None:
@@ -188,11 +188,13 @@ class TableElement(Element):
                 finite.setdefault(value, code)  # -0.0 == 0.0: the first code, +0, stands for both
         ordered = sorted(finite)
         codes = [finite[v] for v in ordered]
-        borders = torch.tensor([(a + b) / 2 for a, b in pairwise(ordered)], dtype=torch.float32)
+        cpu = torch.device("cpu")  # kept for good, so not on the device that happens to be torch's default
+        borders = torch.tensor([(a + b) / 2 for a, b in pairwise(ordered)], dtype=torch.float32, device=cpu)
         if self.ties_to_even:  # bucketize sends x == border to the lower side; move the border where that is odd
-            lower_is_odd = torch.tensor([c % 2 == 1 for c in codes[:-1]])
-            borders = torch.where(lower_is_odd, torch.nextafter(borders, torch.tensor(-math.inf)), borders)
-        return borders, torch.tensor(codes, dtype=torch.uint8)
+            lower_is_odd = torch.tensor([c % 2 == 1 for c in codes[:-1]], device=cpu)
+            below = torch.nextafter(borders, torch.full_like(borders, -math.inf))
+            borders = torch.where(lower_is_odd, below, borders)
+        return borders, torch.tensor(codes, dtype=torch.uint8, device=cpu)
 
     def encode(self, x: Tensor) -> Tensor:
         borders, codes = self._search
@@ -236,11 +238,6 @@ class Float(TableElement):
     def ties_to_even(self) -> bool:
         return True
 
-    @property
-    def largest_exponent(self) -> int:
-        """Exponent of the largest number's power of two: what micro-scaled formats subtract."""
-        return math.frexp(self.largest)[1] - 1
-
     @cached_property
     def table(self) -> tuple[float, ...]:
         bias = 2 ** (self.exponent - 1) - 1
@@ -261,19 +258,16 @@ class Float(TableElement):
 
 @dataclass(frozen=True)
 class Codebook(TableElement):
-    """Any 2, 4, 8 or 16 numbers, in the order of their codes. `label` names a known one (nf4, iq4_nl, fp4_bnb)."""
+    """Any 2, 4, 8 or 16 numbers, in the order of their codes, rounded to float32. Those in CODEBOOKS have names."""
 
     entries: tuple[float, ...]
-    label: str = ""
 
     def __post_init__(self) -> None:
-        if self.label not in {"", "nf4", "iq4_nl", "fp4_bnb"}:
-            raise FormatError(f"codebook label {self.label!r}: only nf4, iq4_nl and fp4_bnb are known; leave it empty")
         if len(self.entries) not in {2, 4, 8, 16}:
             raise FormatError(f"a codebook of {len(self.entries)} entries: codebooks have 2, 4, 8 or 16 entries")
         if not all(math.isfinite(v) for v in self.entries):
             raise FormatError(f"codebook entry in {self.entries}: every entry is a finite number")
-        rounded = tuple(torch.tensor(self.entries, dtype=torch.float32).tolist())
+        rounded = tuple(torch.tensor(self.entries, dtype=torch.float32, device="cpu").tolist())
         if not any(rounded):
             raise FormatError("a codebook of zeros only represents nothing: give at least one other number")
         object.__setattr__(self, "entries", rounded)
@@ -284,7 +278,10 @@ class Codebook(TableElement):
 
     @property
     def name(self) -> str:
-        return self.label or f"codebook[{','.join(repr(v) for v in self.entries)}]"
+        for name, known in CODEBOOKS.items():
+            if known == self:
+                return name
+        return f"codebook[{','.join(repr(v) for v in self.entries)}]"
 
     @property
     def table(self) -> tuple[float, ...]:
@@ -292,10 +289,7 @@ class Codebook(TableElement):
 
 
 CODEBOOKS: dict[str, Codebook] = {
-    book.label: book
-    for book in (
-        Codebook(NF4_VALUES, "nf4"),
-        Codebook(tuple(float(v) for v in IQ4_NL_VALUES), "iq4_nl"),
-        Codebook(BNB_FP4_VALUES, "fp4_bnb"),
-    )
+    "nf4": Codebook(NF4_VALUES),
+    "iq4_nl": Codebook(tuple(float(v) for v in IQ4_NL_VALUES)),
+    "fp4_bnb": Codebook(BNB_FP4_VALUES),
 }

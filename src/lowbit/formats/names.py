@@ -23,8 +23,9 @@ from lowbit.formats.weight_format import WeightFormat, Zero
 
 FLOATS: dict[str, Float] = {f.name: f for f in (Float(4, 3), Float(5, 2), Float(2, 3), Float(3, 2), Float(2, 1))}
 
-# Names the field already uses, spelled out. The first name of a format is the one it prints as.
-SHORT_NAMES: dict[str, str] = {
+# Names the field already uses, spelled out: those that formats print as, and other spellings of ones that print by the
+# grammar.
+PRINTED_NAMES: dict[str, str] = {
     "mxfp4": "fp4_e2m1_g32_se8m0",
     "mxfp6_e2m3": "fp6_e2m3_g32_se8m0",
     "mxfp6_e3m2": "fp6_e3m2_g32_se8m0",
@@ -37,7 +38,8 @@ SHORT_NAMES: dict[str, str] = {
     "q5_k": "int5_g32_su6-fp16x8_min",
     "q6_k": "int6_g16_si8-fp16x16",
     "iq4_xs": "iq4_nl_g32_si6-fp16x8",
-    # other spellings of formats that print by the grammar
+}
+SHORT_NAMES: dict[str, str] = PRINTED_NAMES | {
     "q4_0": "int4_g32_sfp16",
     "q4_1": "int4_g32_sfp16_min",
     "q5_0": "int5_g32_sfp16",
@@ -46,7 +48,6 @@ SHORT_NAMES: dict[str, str] = {
     "fp8": "fp8_e4m3",
     "fp4": "fp4_e2m1",
 }
-PRINTED_SHORT = frozenset(list(SHORT_NAMES)[:12])
 
 _ELEMENT = re.compile(r"(int\d+|ternary|fp\d_e\dm\d|nf4|iq4_nl|fp4_bnb|codebook\[[^\]]*\])(?:_|$)")
 _SCALE = re.compile(r"s([a-z]\w*)(?:-([a-z]+\d+)x(\w+))?")
@@ -145,7 +146,7 @@ def as_format(format: str | WeightFormat) -> WeightFormat:  # noqa: A002 - the f
 @lru_cache(maxsize=4096)
 def format_name(format: WeightFormat) -> str:  # noqa: A002 - the field's word
     """The canonical name of a format."""
-    for short in PRINTED_SHORT:
+    for short in PRINTED_NAMES:
         if parse_format(short) == format:
             return short
     parts = [format.element.name]

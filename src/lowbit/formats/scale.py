@@ -24,14 +24,13 @@ class ScaleType:
     bits: int
     storage: torch.dtype  # what the tensor in memory holds
     largest: float
-    smallest: float = 0.0  # the value of the lowest code where it is not zero
     integer: bool = False  # a sub-scale: only under a super-scale
     signed: bool = False
 
 
-def _row(name: str, bits: int, largest: float, *, signed: bool = False, smallest: float = 0.0) -> ScaleType:
+def _row(name: str, bits: int, largest: float, *, signed: bool = False) -> ScaleType:
     storage = torch.int8 if signed else torch.uint8
-    return ScaleType(name, bits, storage, largest, smallest, integer=True, signed=signed)
+    return ScaleType(name, bits, storage, largest, integer=True, signed=signed)
 
 
 SCALE_TYPES: dict[str, ScaleType] = {
@@ -41,19 +40,18 @@ SCALE_TYPES: dict[str, ScaleType] = {
         ScaleType("bf16", 16, torch.bfloat16, torch.finfo(torch.bfloat16).max),
         ScaleType("fp32", 32, torch.float32, torch.finfo(torch.float32).max),
         ScaleType("e4m3", 8, torch.float8_e4m3fn, 448.0),
-        ScaleType("e8m0", 8, torch.uint8, 2.0**127, smallest=2.0**-127),
+        ScaleType("e8m0", 8, torch.uint8, 2.0**127),
         _row("u4", 4, 15),
         _row("u6", 6, 63),
         _row("i6", 6, 31, signed=True),
         _row("i8", 8, 127, signed=True),
-        _row("u4sq", 4, 1.0, smallest=1 / 256),  # ((code + 1) / 16)^2
+        _row("u4sq", 4, 1.0),  # ((code + 1) / 16)^2
     )
 }
 
 
-def _e8m0_table() -> Tensor:
-    exponents = torch.arange(256, dtype=torch.float64) - 127
-    table = torch.pow(torch.tensor(2.0, dtype=torch.float64), exponents)
+def _e8m0_table(device: torch.device) -> Tensor:
+    table = torch.pow(2.0, torch.arange(256, dtype=torch.float64, device=device) - 127)
     table[255] = torch.nan
     return table
 
@@ -94,7 +92,7 @@ def round_scale(kind: ScaleType, x: Tensor) -> Tensor:
 def scale_value(kind: ScaleType, stored: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The stored type -> its number, exactly, in float32 or float64."""
     if kind.name == "e8m0":
-        return _e8m0_table().to(dtype).to(stored.device)[stored.int()]
+        return _e8m0_table(stored.device).to(dtype)[stored.int()]
     if kind.name == "u4sq":
         return ((stored.to(dtype) + 1) / 16) ** 2
     return stored.to(dtype)

@@ -18,8 +18,6 @@ from lowbit.formats.grouping import Along
 from lowbit.formats.scale import SCALE_TYPES, scale_value
 from lowbit.formats.weight_format import WeightFormat, Zero
 
-_TORCH_NAME = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-
 
 @dataclass(frozen=True)
 class Section:
@@ -112,7 +110,8 @@ class QuantizedTensor:
         """The weight W [n, k] on the tensors' device, in input order (perm undone).
 
         Computed in float32 (float64 for dtype float64) and rounded to `dtype` once. In float32 every step is exact as
-        long as the product of code and scale fits 24 bits, which all formats with 16-bit or smaller scales obey; a
+        long as the product of code and scale fits 24 bits, which integers and small floats with 16-bit or smaller
+        scales obey; a codebook's numbers and fp32 scales may have 24 bits each, so their products are rounded. A
         minimum is added with one rounding.
         """
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -132,16 +131,18 @@ class QuantizedTensor:
                 f"rows of {self.format}: they share scales with other rows; dequantize and take them then"
             )
 
-        def take(t: Tensor) -> Tensor:
-            return t if t.shape[0] == 1 != self.shape[0] else t[rows]
+        lower, upper = self.format.scales_by_row
+
+        def take(t: Tensor | None, by_row: bool) -> Tensor | None:
+            return t[rows] if by_row and t is not None else t
 
         return replace(
             self,
             codes=self.codes[rows],
-            scales=take(self.scales),
-            zeros=None if self.zeros is None else take(self.zeros),
-            super_scales=None if self.super_scales is None else take(self.super_scales),
-            super_zeros=None if self.super_zeros is None else take(self.super_zeros),
+            scales=self.scales[rows] if lower else self.scales,
+            zeros=take(self.zeros, lower),
+            super_scales=take(self.super_scales, upper),
+            super_zeros=take(self.super_zeros, upper),
         )
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
@@ -201,7 +202,8 @@ def _absent(what: str, tensor: Tensor | None, why: str) -> None:
 def _check(q: QuantizedTensor) -> None:
     if q.codes.dim() != 2 or q.codes.dtype != torch.uint8 or 0 in q.codes.shape:
         raise FormatError(
-            f"codes of shape {list(q.codes.shape)} and dtype {q.codes.dtype}: codes are [n, k] uint8, n and k at least 1"
+            f"codes of shape {list(q.codes.shape)} and dtype {q.codes.dtype}: codes are [n, k] uint8, n and k at least "
+            "1"
         )
     n, k = q.shape
     if q.perm is not None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from lowbit.errors import FormatError
-from lowbit.formats.element import Codebook, Element, Float, Int, Ternary, UnsignedInt
-from lowbit.formats.grouping import Along, Block, Grouping
+from lowbit.formats.element import Element, Int, Ternary, UnsignedInt
+from lowbit.formats.grouping import Along, Block, Channel, Grouping
 from lowbit.formats.scale import SCALE_TYPES, Scale
 
 
@@ -74,6 +74,12 @@ class WeightFormat:
         """Weights along k that share a scale, or None where groups are not runs along k."""
         return self.grouping.size if isinstance(self.grouping, Along) else None
 
+    @property
+    def scales_by_row(self) -> tuple[bool, bool]:
+        """Whether scales (and zeros), and whether super-scales, have a row for each row of the weight."""
+        by_row = isinstance(self.grouping, Along | Channel)
+        return by_row, by_row and self.scale.super is not None and isinstance(self.scale.super.span, int)
+
     def total_bits(self, n: int, k: int) -> int:
         """Bits of a [n, k] weight: codes, scales, zeros and their upper levels; no padding, no alignment."""
         shape = self.grouping.scale_shape(n, k)
@@ -94,6 +100,3 @@ class WeightFormat:
         from lowbit.formats.names import format_name
 
         return format_name(self)
-
-
-__all__ = ["Codebook", "Element", "Float", "Grouping", "Int", "Scale", "Ternary", "WeightFormat", "Zero"]

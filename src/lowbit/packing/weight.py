@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lowbit.errors import LayoutError
 from lowbit.formats import QuantizedTensor, Section, WeightFormat, check_codes, parse_format
-from lowbit.formats.grouping import Along, Channel
 from lowbit.packing.layout import get_layout
 
 TENSORS = ("words", "scales", "zeros", "super_scales", "super_zeros", "perm", "input_scale")
@@ -149,7 +148,7 @@ class PackedWeight:
 
     def _quantized(self, codes: Tensor, rows_of: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """rows_of: gives the rows that codes has of scales or super-scales as the layout arranged them."""
-        lower, upper = _row_levels(self.format)
+        lower, upper = self.format.scales_by_row
 
         def restore(values: Tensor | None, by_row: bool) -> Tensor | None:
             return rows_of(values) if by_row and values is not None else values
@@ -181,12 +180,6 @@ def _check_rows(rows: Tensor, n: int) -> None:
         raise LayoutError(f"row {least if least < 0 else most}: the weight has rows 0 to {n - 1}; correct the indices")
 
 
-def _row_levels(format: WeightFormat) -> tuple[bool, bool]:  # noqa: A002
-    """Whether scales and super-scales have a row for each row of the weight."""
-    by_row = isinstance(format.grouping, Along | Channel)
-    return by_row, by_row and format.scale.super is not None and isinstance(format.scale.super.span, int)
-
-
 def pack_as(q: QuantizedTensor, layout: str) -> PackedWeight:
     """Bring the codes of a QuantizedTensor to their real size, in a layout of LAYOUTS, on q's device.
 
@@ -197,7 +190,7 @@ def pack_as(q: QuantizedTensor, layout: str) -> PackedWeight:
     words = [chosen.pack(part.codes, part.format.bits) for _, _, part in q.parts()]
     if len(words) > 1 and any(w.shape[:-1] != words[0].shape[:-1] for w in words):
         raise LayoutError(f"layout {layout!r} cannot hold sections side by side: pack with layout='dense'")
-    lower, upper = _row_levels(q.format)
+    lower, upper = q.format.scales_by_row
 
     def arrange(values: Tensor | None, by_row: bool) -> Tensor | None:
         return chosen.pack_groups(values) if by_row and values is not None else values
