@@ -1,16 +1,16 @@
 """CPU kernels: LLVM IR written by Python, compiled by llvmlite in milliseconds, cached on disk.
 
-    family.py       the kernel family `cpu`; family_a8.py: `cpu_a8`
-    isa.py          what the processor can do, as rows of a table
-    ir.py           writes LLVM IR; emitter.py adds vectors and conversions; vector_math.py functions without instruction
-    steps.py        how kernels walk along k
-    activations.py  x made ready: quantized, or float
-    decode.py       codes to bytes or floats; scales.py: scales and zeros of all types and levels
-    dot.py          the integer dot products of every instruction set
-    matmul.py       the kernels that read weights
-    driver.py       the code around them: work shared between threads, results rounded
-    descriptors.py  a packed weight as addresses; memory.py: huge pages under it
-    plan.py         one matmul ready to be launched, by any thread
-    program.py      many kernels as one launch: a decode step; small.py and row.py: its kernels besides matmuls
-    engine.py       LLVM: text to address; cache.py: compiled kernels on disk; threads.py: torch's thread pool
+family.py       the kernel family `cpu`; family_a8.py: `cpu_a8`
+isa.py          what the processor can do, as rows of a table
+ir.py           writes LLVM IR; emitter.py adds vectors, vector_math.py what has no instruction
+steps.py        how kernels walk along k
+activations.py  x made ready: quantized, or float
+decode.py       codes to bytes or floats; scales.py: scales and zeros of all types and levels
+dot.py          the integer dot products of every instruction set
+matmul.py       the kernels that read weights
+driver.py       the code around them: work shared between threads, results rounded
+descriptors.py  a packed weight as addresses; memory.py: huge pages under it
+plan.py         one matmul ready to be launched, by any thread
+program.py      many kernels as one launch: a decode step; small.py and row.py: its kernels besides matmuls
+engine.py       LLVM: text to address; cache.py: compiled kernels on disk; threads.py: torch's thread pool
 """
