@@ -152,6 +152,37 @@ def test_a_new_family_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
             {"layer_types": ["full_attention"] * 2},
             "windows: 2 entries for 3 layers: there must be one per layer; correct layer_types in the model's config",
         ),
+        (
+            "qwen3",
+            {"layer_types": 3},
+            "layer_types=3: must be a list with one entry per layer; correct the model's config",
+        ),
+        (
+            "mistral",
+            {"sliding_window": "many"},
+            "sliding_window='many': must be at least 1 token; use null for full attention",
+        ),
+        (
+            "llama",
+            {"rms_norm_eps": "small"},
+            "rms_norm_eps='small' in the model's config: must be a finite number; correct it",
+        ),
+        ("llama", {"rms_norm_eps": 0}, "norm_eps=0.0: must be finite and above 0; typical values are 1e-5 and 1e-6"),
+        (
+            "llama",
+            {"rope_theta": 10**400},
+            f"rope_theta={10**400} in the model's config: must be a finite number; correct it",
+        ),
+        (
+            "llama",
+            {"rope_scaling": "linear"},
+            "rope_scaling='linear': must be an object with rope_type; correct the model's config",
+        ),
+        (
+            "llama",
+            {"eos_token_id": [2, "</s>"]},
+            "token id '</s>': bos_token_id and eos_token_id are whole numbers or null; correct the model's config",
+        ),
     ],
 )
 def test_errors(name: str, options: dict[str, Any], sentence: str) -> None:

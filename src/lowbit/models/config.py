@@ -71,8 +71,14 @@ class ModelConfig:
                 "correct layer_types in the model's config"
             )
         for window in self.windows:
-            if window is not None and window < 1:
-                raise ModelError(f"sliding_window={window}: must be at least 1 token; use null for full attention")
+            if window is not None and (type(window) is not int or window < 1):
+                raise ModelError(f"sliding_window={window!r}: must be at least 1 token; use null for full attention")
+        for token in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
+            if type(token) is not int:
+                raise ModelError(
+                    f"token id {token!r}: bos_token_id and eos_token_id are whole numbers or null; correct the model's "
+                    "config"
+                )
 
     @property
     def groups(self) -> int:

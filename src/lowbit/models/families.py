@@ -11,7 +11,7 @@ from typing import Any
 
 from lowbit.errors import ModelError
 from lowbit.models.config import ModelConfig
-from lowbit.models.rope import parse_rope
+from lowbit.models.rope import config_number, parse_rope
 
 ConfigDict = Mapping[str, Any]
 FAMILIES: dict[str, Callable[[ConfigDict], ModelConfig]] = {}
@@ -98,11 +98,11 @@ def _common(config: ConfigDict, **options: Any) -> ModelConfig:
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=config.get("head_dim") or hidden_size // num_heads,
         context_length=_size(config, "max_position_embeddings"),
-        norm_eps=float(config.get("rms_norm_eps") or 1e-6),
+        norm_eps=config_number(config, "rms_norm_eps", 1e-6),
         rope=parse_rope(config),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         bos_id=config.get("bos_token_id"),
-        eos_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         **options,
     )
@@ -121,8 +121,10 @@ def _upper_windows(config: ConfigDict) -> tuple[int | None, ...]:
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.get("max_window_layers", 28)
+        first = config_number(config, "max_window_layers", 28)
         kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(layers)]
+    if not isinstance(kinds, list | tuple):
+        raise ModelError(f"layer_types={kinds!r}: must be a list with one entry per layer; correct the model's config")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise ModelError(

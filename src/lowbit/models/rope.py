@@ -71,31 +71,43 @@ class RopeConfig:
             )
 
 
+def config_number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A number of a config; the default where it is missing or null. Raises ModelError for anything else."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise ModelError(f"{name}={value!r} in the model's config: must be a finite number; correct it")
+    return float(value)
+
+
 def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
     """The rope part of a Hugging Face config dict, in the older (rope_theta, rope_scaling) or newer (rope_parameters)
     spelling. Raises ModelError on a kind that is not known, a missing field, or a value out of range."""
-    scaling: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelError(f"rope_scaling={scaling!r}: must be an object with rope_type; correct the model's config")
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
-    partial = float(scaling.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0)
+    both = {**config, **scaling}  # newer files have everything in one place
+    partial = config_number(both, "partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise ModelError(f"partial_rotary_factor={partial}: lowbit rotates whole heads only; use a model with 1.0")
 
-    options: dict[str, Any] = {"theta": float(scaling.get("rope_theta", config.get("rope_theta")) or 10000.0)}
+    options: dict[str, Any] = {"theta": config_number(both, "rope_theta", 10000.0)}
     if kind in ("linear", "llama3", "yarn"):
-        factor = scaling.get("factor")
-        if factor is None:
+        if scaling.get("factor") is None:
             raise ModelError(f"rope_scaling has no factor: {kind} rope needs one; add it to the config")
-        options["factor"] = float(factor)
+        options["factor"] = config_number(scaling, "factor", 1.0)
     if kind in ("llama3", "yarn"):
-        original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        options["original_context"] = int(original or config.get("max_position_embeddings") or 0)
+        now = config_number(config, "max_position_embeddings", 0)
+        options["original_context"] = int(config_number(both, "original_max_position_embeddings", now))
     optional = {
         "llama3": ("low_freq_factor", "high_freq_factor"),
         "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
     }
     for name in optional.get(kind, ()):
         if scaling.get(name) is not None:
-            options[name] = bool(scaling[name]) if name == "truncate" else float(scaling[name])
+            options[name] = bool(scaling[name]) if name == "truncate" else config_number(scaling, name, 0)
     return RopeConfig(kind=kind, **options)
 
 
