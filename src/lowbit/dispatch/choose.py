@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from lowbit.dispatch.tuned import tuned_config
 from lowbit.errors import UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
@@ -37,7 +38,8 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
         family = get_family(name)
         reason = family.legal(None, problem)
         if reason is None:
-            return Choice(family, family.default(problem), tuple(passed))
+            config = tuned_config(family, problem) or family.default(problem)
+            return Choice(family, config, tuple(passed))
         passed.append((name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
     raise UnsupportedConfig(f"no kernel for {problem}: {reasons}")
@@ -49,7 +51,7 @@ def _report(passed: tuple[tuple[str, str], ...]) -> None:
     warnings.warn(
         f"the reference kernel runs, which is slow ({reasons}); pass backend='reference' to ask for it",
         SlowPathWarning,
-        stacklevel=4,
+        stacklevel=5,  # whoever called matmul
     )
 
 
@@ -82,17 +84,9 @@ def preferred_layout(q: QuantizedTensor, device: str, backend: str = "auto") -> 
         layout = family.layout(q.format, device)
         if layout is None:
             continue
+        x_dtype = torch.bfloat16
         problem = Problem(
-            1,
-            n,
-            k,
-            q.format,
-            layout,
-            torch.bfloat16,
-            torch.bfloat16,
-            device,
-            q.perm is not None,
-            bool(q.sections),
+            1, n, k, q.format, layout, x_dtype, x_dtype, device, perm=q.perm is not None, sections=bool(q.sections)
         )
         if family.legal(None, problem) is None:
             return layout

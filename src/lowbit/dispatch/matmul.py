@@ -62,7 +62,8 @@ def _check(x: Tensor, w: PackedWeight, bias: Tensor | None) -> None:
 
 def _run(x: Tensor, w: PackedWeight, bias: Tensor | None, batch_invariant: bool, backend: str) -> Tensor:
     n, k = w.shape
-    rows = x.reshape(-1, k)
+    flat = x.dim() == 2  # reshaping costs a microsecond
+    rows = x if flat else x.reshape(-1, k)
     choices: dict[Any, Choice] = w.handles.setdefault("choices", {})
     key = (rows.shape[0], x.dtype, batch_invariant, backend)
     choice = choices.get(key)
@@ -71,7 +72,8 @@ def _run(x: Tensor, w: PackedWeight, bias: Tensor | None, batch_invariant: bool,
         if len(choices) >= MOST_CHOICES:
             choices.clear()
         choice = choices[key] = choose_and_report(problem, backend)
-    return choice.family.run(choice.config, rows.contiguous(), w, bias).reshape(*x.shape[:-1], n)
+    y = choice.family.run(choice.config, rows.contiguous(), w, bias)
+    return y if flat else y.reshape(*x.shape[:-1], n)
 
 
 # The operator sees only tensors, numbers and strings: a PackedWeight travels as its tensors and its description.

@@ -13,6 +13,7 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.problem import KernelConfig, Problem
 
 FAMILIES: dict[str, str] = {
+    "hopper": "lowbit.kernels.gpu.hopper",
     "cpu": "lowbit.kernels.cpu.family",
     "reference": "lowbit.kernels.reference",
     "cpu_a8": "lowbit.kernels.cpu.family_a8",  # after the reference: rounds x to 8 bits, so only by name

@@ -15,6 +15,7 @@ class KernelFamily(ABC):
     """One file a family. `legal` is the only place that says what the family cannot do."""
 
     name: str
+    config_type: type[KernelConfig] = KernelConfig  # what tables of measured configurations are read into
     summary: str  # half a sentence for explain()
 
     @abstractmethod

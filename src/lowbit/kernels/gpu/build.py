@@ -1,0 +1,64 @@
+"""A plan -> machine code for sm_90a. Needs Triton, but no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from lowbit.errors import UnsupportedConfig
+from lowbit.kernels.gpu.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Binary:
+    """Machine code and what a launch has to know about it."""
+
+    name: str
+    cubin: bytes
+    smem_bytes: int
+    threads: int
+    ptx: str
+    maps: tuple[dict[str, Any], ...]  # of each tensor map: block_size, elem_type, elem_size, swizzle
+
+
+def rows_box(plan: Plan, groups: int, bits: int) -> list[int]:
+    """The box of scales or zeros fetched with a unit: lines of 16 bytes, at least eight of them."""
+    return [plan.BLOCKS, groups, bits // 2, 128 // bits]
+
+
+@lru_cache(maxsize=512)
+def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
+    """Compile, or take from Triton's cache on disk. scale_type, x_type: "fp16", "bf16", "fp32".
+
+    Raises UnsupportedConfig where Triton is missing.
+    """
+    try:
+        from lowbit.kernels.gpu import compat, hopper_body
+    except ImportError as error:
+        raise UnsupportedConfig(
+            f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
+        ) from error
+    gl = compat.gl
+    scale_bits = 32 if scale_type == "fp32" else 16
+
+    def tile(kind: str, shape: list[int], bits: int) -> str:
+        swizzle = 128 if shape[-1] * bits >= 1024 else 0
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
+        return f"tensordesc<{kind}[{','.join(map(str, shape))}],{layout!r}>"
+
+    signature = {
+        "w_desc": tile("i32", [plan.BLOCKS, plan.BK // 16 * plan.BITS, 32], 32),
+        "s_desc": tile(scale_type, rows_box(plan, plan.TILE_GROUPS, scale_bits), scale_bits),
+        "z_desc": tile("u8", rows_box(plan, plan.ZERO_GROUPS, 8), 8),
+        "x_desc": tile(x_type, [plan.BM, plan.BK], 16),
+        "y_ptr": f"*{x_type}",
+        "bias_ptr": f"*{x_type}",
+        "partial_ptr": "*i32",
+        **dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32"),
+    }
+    constants = {"P": compat.Constants(plan), "num_warps": plan.WARPS}
+    kernel = compat.compile_kernel(hopper_body.matmul, signature, constants, 90, num_warps=plan.WARPS, maxnreg=maxnreg)
+    meta = kernel.metadata
+    maps = tuple(compat.map_kind(kind) for kind in meta.tensordesc_meta)
+    return Binary(meta.name, kernel.asm["cubin"], meta.shared, 32 * meta.num_warps, kernel.asm["ptx"], maps)

@@ -1,0 +1,84 @@
+"""Everything that differs between Triton versions, or that Triton keeps private. Imports Triton: load it lazily."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    mma_v2,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+VERSION: tuple[int, int] = tuple(int(part) for part in triton.__version__.split(".")[:2])  # type: ignore[assignment]
+
+# Renamed in 3.7: one name here for both.
+copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+
+class Constants:
+    """The fields of a frozen dataclass as Triton constants; one compile-time argument with a stable text."""
+
+    def __init__(self, source: Any) -> None:
+        self._text = repr(source)
+        for field in fields(source):
+            setattr(self, field.name, gl.constexpr(getattr(source, field.name)))
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constants) and self._text == other._text
+
+
+_HOST_TYPES = {8: 10, 9: 8, 10: 9}  # fp64, fp32 with denormals flushed, bf16: the driver numbers them differently
+
+
+def map_kind(compiled: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler says about a tensor map, with the element type as the driver's encoder numbers it."""
+    return {**compiled, "elem_type": _HOST_TYPES.get(compiled["elem_type"], compiled["elem_type"])}
+
+
+def compile_kernel(
+    function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, **options: Any
+) -> Any:
+    """Compile a Gluon function for a compute capability (90 means sm_90a); needs no GPU.
+
+    Pointers and tensor maps are taken to be aligned to 16 bytes. Returns Triton's compiled kernel.
+    """
+    names = list(signature)
+    types = {**signature, **dict.fromkeys(constants, "constexpr")}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = GluonASTSource(fn=function, signature=types, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+__all__ = [
+    "VERSION",
+    "Constants",
+    "compile_kernel",
+    "copy_to_shared",
+    "fence_async_shared",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "gl",
+    "gluon",
+    "map_kind",
+    "mbarrier",
+    "mma_v2",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]

@@ -1,0 +1,235 @@
+"""The Hopper family: 4 and 8 bit integer weights with fp16 or bf16 activations on compute capability 9.0.
+
+    y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = (code - zero) * scale, packed as fragments
+
+Made for the few tokens of decoding, where the weights' bytes are the limit; right for any number of them. Codes become
+16-bit numbers exactly; scales multiply the fp32 sums of their group, so the only roundings are those of the tensor
+cores' fp32 sums and of y. The kernel is hopper_body.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.formats import Int, WeightFormat
+from lowbit.formats.grouping import Along, Channel
+from lowbit.formats.weight_format import Zero
+from lowbit.kernels.family import KernelFamily
+from lowbit.kernels.gpu import driver
+from lowbit.kernels.gpu.heuristic import choose_config
+from lowbit.kernels.gpu.plan import NAME, SCALE_BYTES, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.workspace import workspace
+from lowbit.kernels.problem import KernelConfig, Problem
+from lowbit.packing import PackedWeight
+from lowbit.packing.fragment import BLOCK, blocks
+
+GROUPS = (32, 64, 128)
+X_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+REGISTERS = 65536  # of a multiprocessor
+_KEPT_MAPS = 64  # of x, and splits of m, for each weight
+
+
+def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
+    """Why the kernel does not serve a format, or None."""
+    if not isinstance(format.element, Int) or format.bits not in (4, 8):
+        return f"weights of {format.element.name}: it serves int4 and int8"
+    if isinstance(format.grouping, Along) and format.grouping.size not in GROUPS:
+        return f"group size {format.grouping.size}: it serves groups of 32, 64 and 128, and one scale a row"
+    if not isinstance(format.grouping, Along | Channel):
+        return f"grouping {format.grouping.suffix}: it serves groups of 32, 64 and 128 along k, and one scale a row"
+    if format.scale.super is not None or format.scale.dtype not in SCALE_BYTES:
+        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16 or fp32"
+    if format.zero not in {Zero.NONE, Zero.INT}:
+        return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
+    return None
+
+
+def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
+    """Why a configuration cannot run a format, or None."""
+    mine = config.block_k // config.splits
+    if config.block_m not in (8, 16, 32, 64, 128):
+        return f"block_m={config.block_m}: tokens come in tiles of 8, 16, 32, 64 or 128"
+    if config.warps not in (4, 8, 16) or config.row_blocks % (config.warps // 4) or config.splits not in (1, 2, 4):
+        return f"{config.warps} warps, {config.row_blocks} row blocks, {config.splits} splits: no such arrangement"
+    if mine % 64 or mine * config.splits != config.block_k or config.block_k // 16 * format.bits > 256:
+        return f"block_k={config.block_k} in {config.splits} parts: each is a multiple of 64, and a box has 256 lines"
+    if isinstance(format.grouping, Along) and mine % format.grouping.size:
+        return f"block_k={config.block_k} in {config.splits} parts: each holds whole groups of {format.grouping.size}"
+    if (size := smem_bytes(config, format)) > SMEM_LIMIT:
+        return f"{size} bytes of shared memory: a CTA has {SMEM_LIMIT}; take fewer stages"
+    if config.threads * config.maxnreg > REGISTERS:
+        return f"{config.threads} threads of {config.maxnreg} registers: a multiprocessor has {REGISTERS}"
+    return None
+
+
+@cache
+def _unserved_device() -> str | None:
+    """Why this machine cannot run the kernel, or None."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        return f"compute capability {capability[0]}.{capability[1]}: it serves 9.0 (H100, H200)"
+    if find_spec("triton") is None:
+        return "Triton is not installed: install torch for CUDA, which brings it"
+    return None
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """How many multiprocessors a device has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Prepared:
+    """A compiled kernel bound to one weight: a call fills in x, y and bias."""
+
+    def __init__(self, config: HopperConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> None:
+        from lowbit.kernels.gpu.build import build
+
+        self.config = config
+        self.n, self.k = weight.shape
+        self.device = weight.device.index or 0
+        x_type = X_TYPES[x_dtype]
+        plan = plan_for(config, weight.format, x_type, bias)
+        binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
+        function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
+        ranks = (3, 4, 4, 2)
+        slots: list[int] = []
+        self._maps = []
+        for rank in ranks:
+            self._maps.append(len(slots))
+            slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
+        self._at = len(slots)
+        slots += [8] * 3 + [4] * 7 + [8] * 2
+        launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
+        self._launch = launch
+        self._lock = Lock()
+        self._x_kind = binary.maps[3]
+        self._x_maps: dict[tuple[int, int], bytes] = {}
+        self._x_now: tuple[int, int] | None = None
+        self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        words = weight.words.view(blocks(self.n), -1, 32)
+        for slot, kind, tensor in zip(self._maps, binary.maps, (words, weight.scales, weight.zeros), strict=False):
+            if tensor is None:
+                continue
+            shape = list(tensor.shape)
+            if slot != self._maps[0]:  # rows of 64 values as lines of 16 bytes
+                shape = [*shape[:2], *kind["block_size"][2:]]
+            strides = [1] * len(shape)
+            for i in reversed(range(len(shape) - 1)):
+                strides[i] = strides[i + 1] * shape[i + 1]
+            driver.encode_map(launch.addresses[slot], kind, tensor.data_ptr(), shape, strides)
+        self.k_tiles = -(-self.k // config.block_k)
+        self.n_tiles = -(-self.n // (BLOCK * config.row_blocks))
+        self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
+
+    def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
+        """x [m, k], rows a multiple of 16 bytes apart and aligned; y [m, n] is written."""
+        m = x.shape[0]
+        split = self._splits.get(m)
+        if split is None:
+            if len(self._splits) >= _KEPT_MAPS:
+                self._splits.clear()
+            split = self._splits[m] = self._split(m)
+        ctas, words, arguments = split
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        partial = workspace(self.device, stream, words).data_ptr()
+        with self._lock:
+            self._set_x(x, m)
+            bias_pointer = 0 if bias is None else bias.data_ptr()
+            self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial, *arguments)
+            self._launch(ctas, stream)
+
+    def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
+        """How m tokens are shared out: CTAs, words of workspace, and the kernel's integer arguments."""
+        config = self.config
+        m_tiles = -(-m // config.block_m)
+        grain = self.k_tiles if config.whole_tiles else 1
+        grains = self.n_tiles * m_tiles * self.k_tiles // grain
+        ctas = min(self.most_ctas, grains)
+        if config.even_runs:
+            ctas = -(-grains // -(-grains // ctas))
+        words = ctas * BLOCK * config.row_blocks * config.block_m
+        return ctas, words, (m, self.n, self.k_tiles, m_tiles, grains // ctas, grains % ctas, grain)
+
+    def _set_x(self, x: Tensor, m: int) -> None:
+        key = (x.data_ptr(), m)
+        if key == self._x_now:
+            return
+        target = self._launch.addresses[self._maps[3]]
+        kept = self._x_maps.get(key)
+        if kept is None:
+            driver.encode_map(target, self._x_kind, key[0], tuple(x.shape), tuple(x.stride()))
+            if len(self._x_maps) >= _KEPT_MAPS:
+                self._x_maps.clear()
+            self._x_maps[key] = driver.read_map(target)
+        else:
+            driver.write_map(target, kept)
+        self._x_now = key
+
+
+class Hopper(KernelFamily):
+    name = NAME
+    config_type = HopperConfig
+    summary = "tensor cores fed from registers, weights streamed by TMA; int4 and int8 on H100 and H200"
+
+    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
+        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+
+    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
+        if problem.device != "cuda":
+            return f"weights on {problem.device}: it runs on CUDA devices"
+        if reason := illegal_format(problem.format):
+            return reason
+        if problem.layout != "fragment":
+            return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
+        if problem.sections:
+            return "sections: it serves one format for all of k"
+        if problem.x_dtype not in X_TYPES:
+            return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
+        if reason := _unserved_device():
+            return reason
+        if config is None:
+            return None
+        if not isinstance(config, HopperConfig):
+            return f"a configuration of {config.family!r}: it takes HopperConfig"
+        if problem.batch_invariant and not config.whole_tiles:
+            return "batch_invariant with tiles shared between CTAs: it needs whole_tiles=True"
+        return illegal_config(config, problem.format)
+
+    def default(self, problem: Problem) -> HopperConfig:
+        return choose_config(problem)
+
+    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert isinstance(config, HopperConfig)
+        m = x.shape[0]
+        y = x.new_empty(m, weight.shape[0])
+        if m == 0:
+            return y
+        if weight.perm is not None:
+            x = x.index_select(1, weight.perm)
+        if x.shape[1] % 8:
+            x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
+        elif x.data_ptr() % 16:
+            x = x.clone()
+        key = (config, x.dtype, bias is not None)
+        handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
+        prepared = handles.get(key)
+        if prepared is None:
+            prepared = handles[key] = Prepared(config, weight, x.dtype, bias is not None)
+        if torch._C._cuda_getDevice() == prepared.device:
+            prepared(x, y, bias)
+        else:
+            with torch.cuda.device(prepared.device):
+                prepared(x, y, bias)
+        return y
+
+
+FAMILY = Hopper()

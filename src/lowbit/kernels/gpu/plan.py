@@ -1,0 +1,154 @@
+"""What a kernel is compiled for: tile, pipeline, format. A Plan is one constant of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from lowbit.formats import WeightFormat
+from lowbit.formats.element import Int
+from lowbit.formats.grouping import Along
+from lowbit.formats.weight_format import Zero
+from lowbit.kernels.gpu import ptx
+from lowbit.kernels.problem import KernelConfig
+
+NAME = "hopper"
+SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
+
+
+@dataclass(frozen=True, eq=True)
+class HopperConfig(KernelConfig):
+    """The tile and pipeline of one launch.
+
+    A CTA has `splits` consumer partitions of `warps` warps and a producer warp. Its tile is 64 * row_blocks rows of W
+    by block_m tokens by block_k columns. maxnreg: registers a thread at
+    launch; what the producer does not need goes to the consumers.
+    """
+
+    block_m: int
+    block_k: int
+    stages: int
+    warps: int = 4
+    row_blocks: int = 1
+    splits: int = 1
+    ctas_per_sm: int = 1
+    maxnreg: int = 128
+    wide: bool = False  # `wgmma` instead of `mma`: faster where there are many tokens
+    even_runs: bool = False  # the fewest CTAs that make the longest run no longer: more runs end where tiles end
+    whole_tiles: bool = False  # no tile of y is shared between CTAs: batch-invariant
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # asked for at every call of a kernel
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: the producer's warp takes a whole warpgroup."""
+        return 32 * self.warps * self.splits + 128
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers a thread of a consumer gets when the producer's warpgroup keeps 24: a multiple of 8."""
+        rest = self.maxnreg * self.threads - 24 * 128
+        return min(240, rest // (32 * self.warps * self.splits) // 8 * 8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Constants of the kernel. Upper case, because they are read inside it."""
+
+    BITS: int
+    GROUP: int  # columns that share a scale; BK / SPLITS where a row has one scale
+    CHUNK: int  # columns decoded and multiplied at a time
+    CHUNKS_PER_GROUP: int
+    TILE_GROUPS: int  # rows of scales fetched with a unit
+    ZERO_GROUPS: int  # rows of zeros fetched with a unit: a box has at least 128 bytes
+    GROUP_STEP: int  # by how many a unit's first group moves for each unit
+    ZERO: str  # "none", "integer": the operand is z * factor + offset, for rows b3 = 0 and 1; "number": z - 128 in bf16
+    ZERO_FACTORS: tuple[int, int]
+    ZERO_OFFSETS: tuple[int, int]
+    BIAS: bool
+    WIDE: bool
+    BM: int
+    BK: int
+    STAGES: int
+    WARPS: int
+    BLOCKS: int
+    SPLITS: int
+    REGS: int
+    STAGE_BYTES: int
+    AHEAD: int  # partial sums of other CTAs asked for at a time
+    DECODE: str
+    CONSTRAINTS: str
+    AWAIT: str = ptx.AWAIT
+    AWAIT_CONSTRAINTS: str = ptx.AWAIT_CONSTRAINTS
+    EMPTY: int = ptx.EMPTY
+
+
+def plan_for(config: HopperConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
+    """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
+    assert isinstance(format.element, Int)
+    bits = format.bits
+    mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
+    by_group = isinstance(format.grouping, Along)
+    group = format.grouping.size if isinstance(format.grouping, Along) else mine
+    chunk = min(128, group, mine)
+    tile_groups = config.block_k // group if by_group else 1
+    decode = ptx.decode_integer(bits, x_type, format.zero is Zero.INT)
+    (factor0, offset0), (factor1, offset1) = decode.zeros or ((0, 0), (0, 0))
+    zero = "none" if format.zero is Zero.NONE else "number" if decode.zero_numbers else "integer"
+    return Plan(
+        BITS=bits,
+        GROUP=group,
+        CHUNK=chunk,
+        CHUNKS_PER_GROUP=group // chunk,
+        TILE_GROUPS=tile_groups,
+        ZERO_GROUPS=zero_groups(config, format),
+        GROUP_STEP=tile_groups if by_group else 0,
+        ZERO=zero,
+        ZERO_FACTORS=(factor0, factor1),
+        ZERO_OFFSETS=(_signed(offset0), _signed(offset1)),
+        BIAS=bias,
+        WIDE=config.wide,
+        BM=config.block_m,
+        BK=config.block_k,
+        STAGES=config.stages,
+        WARPS=config.warps,
+        BLOCKS=config.row_blocks,
+        SPLITS=config.splits,
+        REGS=config.consumer_registers,
+        AHEAD=max(1, min(4, 16 * 32 * config.warps // (64 * config.row_blocks * config.block_m))),
+        STAGE_BYTES=stage_bytes(config, format),
+        DECODE=decode.text,
+        CONSTRAINTS=decode.constraints,
+    )
+
+
+def _signed(word: int) -> int:
+    """An unsigned 32-bit number as a signed one."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+def zero_groups(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
+    """Rows of zero points fetched with a unit: 64 bytes each, and 128 at least."""
+    groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
+    return max(groups, 2 // config.row_blocks)
+
+
+def stage_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
+    """Bytes of shared memory one stage of the pipeline takes."""
+    rows = 64 * config.row_blocks
+    groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
+    zeros = rows * zero_groups(config, format) if format.zero is Zero.INT else 0
+    scales = rows * groups * SCALE_BYTES[format.scale.dtype]
+    return rows * config.block_k * format.bits // 8 + scales + zeros + config.block_m * config.block_k * 2
+
+
+def smem_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
+    """Bytes of shared memory a CTA takes, at most: buffers start at multiples of 1024."""
+    meet = (config.splits - 1) * 64 * config.row_blocks * config.block_m * 4
+    return config.stages * stage_bytes(config, format) + meet + 16 * config.stages + 3 * 1024

@@ -1,0 +1,75 @@
+"""Kernels compiled for sm_90a without a GPU: they build, spill nothing, and use the tensor cores they are meant for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowbit.dispatch.tuned import table
+from lowbit.formats import parse_format
+from lowbit.kernels import Problem
+from lowbit.kernels.gpu.heuristic import choose_config
+from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: compiling kernels needs it")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+DECODES = [
+    (f"int{bits}_g128{zero}", x_type) for bits in (4, 8) for zero in ("", "_asym") for x_type in ("fp16", "bf16")
+]
+GROUPINGS = ["int4_g32", "int4_g64_sbf16", "int4_channel_sfp32", "int8_g32_asym", "int8_channel_asym"]
+X_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _check(config: HopperConfig, name: str, x_type: str, tmp_path: Path, bias: bool = False) -> None:
+    from lowbit.kernels.gpu.build import build
+
+    weight_format = parse_format(name)
+    plan = plan_for(config, weight_format, x_type, bias)
+    binary = build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+    assert binary.threads == config.threads
+    assert binary.smem_bytes <= smem_bytes(config, weight_format)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(binary.cubin)
+    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
+    assert re.search(r"STACK:0 .*LOCAL:0 ", usage.stdout), f"spills: {usage.stdout}"
+    sass = subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+    assert ("HGMMA" in sass) == config.wide
+    assert bool(re.search(r"\bHMMA", sass)) != config.wide
+    assert "FENCE.VIEW.ASYNC" in sass  # loads of a stage are over before the stage is given back
+    assert "ACQBULK" in sass  # waits for the kernel before this one
+
+
+@pytest.mark.parametrize("name,x_type", DECODES)
+def test_every_decode_builds(name: str, x_type: str, tmp_path: Path) -> None:
+    config = HopperConfig(NAME, 8, 256, 3, maxnreg=80)
+    _check(config, name, x_type, tmp_path)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", GROUPINGS)
+@pytest.mark.parametrize("wide", [False, True])
+def test_every_grouping_builds(name: str, wide: bool, tmp_path: Path) -> None:
+    _check(HopperConfig(NAME, 16, 256, 3, maxnreg=96, wide=wide), name, "fp16", tmp_path, bias=True)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("m", [1, 16, 32, 64])
+@pytest.mark.parametrize("name,x_type", DECODES)
+@pytest.mark.parametrize("n", [4096, 28672])
+def test_the_heuristic_never_spills(m: int, n: int, name: str, x_type: str, tmp_path: Path) -> None:
+    x = X_DTYPES[x_type]
+    problem = Problem(m, n, 4096, parse_format(name), "fragment", x, x, "cuda")
+    _check(choose_config(problem), name, x_type, tmp_path)
+
+
+@pytest.mark.grid
+def test_no_tuned_configuration_spills(tmp_path: Path) -> None:
+    rows = table("nvidia_h200.json")
+    assert rows
+    for (family, name, *_), values in rows.items():
+        _check(HopperConfig(family, **values), name, "fp16", tmp_path)

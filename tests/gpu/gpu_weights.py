@@ -1,0 +1,99 @@
+"""Random weights on the GPU, and how far a result may be from the truth."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lowbit.dispatch.tuned import table
+from lowbit.formats import QuantizedTensor, Zero, parse_format
+from lowbit.kernels import Problem
+from lowbit.kernels.gpu.heuristic import choose_config
+from lowbit.kernels.gpu.plan import HopperConfig, plan_for
+from lowbit.packing import PackedWeight, pack_as
+
+FORMATS = [
+    "int4_g128", "int4_g128_asym", "int4_g64_sbf16", "int4_g32", "int4_g32_sfp32_asym", "int4_channel",
+    "int4_channel_asym", "int8_g128", "int8_g64_asym", "int8_g32_sbf16", "int8_channel_sfp32", "int8_channel_asym",
+]  # fmt: skip
+SEVERAL_TILES = ["int4_g128", "int4_g64_asym", "int8_g128"]  # also tested with many tokens
+
+
+def default_config(name: str, m: int, n: int = 4096, *, invariant: bool = False) -> HopperConfig:
+    """What the heuristic gives for a weight [n, 4096]."""
+    half = torch.float16
+    return choose_config(
+        Problem(m, n, 4096, parse_format(name), "fragment", half, half, "cuda", batch_invariant=invariant)
+    )
+
+
+def shipped() -> list[HopperConfig]:
+    """Every configuration the tables and the heuristic can give for int4_g128."""
+    found = [HopperConfig(family, **values) for (family, *_), values in table("nvidia_h200.json").items()]
+    for m in (8, 16, 32, 64):
+        for n in (4096, 28672):
+            found += [default_config("int4_g128", m, n), default_config("int4_g128", m, n, invariant=True)]
+    return sorted(set(found), key=str)
+
+
+Job = tuple[HopperConfig, str, str, bool]
+
+
+def compile_one(job: Job) -> None:
+    from lowbit.kernels.gpu.build import build
+
+    config, name, x_type, bias = job
+    weight_format = parse_format(name)
+    build(plan_for(config, weight_format, x_type, bias), weight_format.scale.dtype, x_type, config.maxnreg)
+
+
+def compile_all() -> None:
+    """Compile what the tests launch on all cores, into Triton's cache."""
+    jobs: list[Job] = [(config, "int4_g128", "fp16", False) for config in shipped()]
+    jobs += [(default_config("int4_g128", m), "int4_g128", "fp16", True) for m in (8, 32, 64)]
+    for x_type in ("fp16", "bf16"):
+        jobs += [(default_config(name, 8), name, x_type, False) for name in FORMATS]
+        jobs += [(default_config(name, m), name, x_type, False) for name in SEVERAL_TILES for m in (8, 16, 32, 64)]
+    jobs += [(replace(config, whole_tiles=False), *rest) for config, *rest in set(jobs)]  # type: ignore[list-item]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, set(jobs)))
+
+
+def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTensor:
+    """Random codes and zeros; scales that keep the variance of x through a matmul about one."""
+    weight_format = parse_format(name)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    levels = 1 << weight_format.bits
+    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device="cuda", generator=generator)
+    shape = weight_format.grouping.scale_shape(n, k)
+    step = 3.4 / (levels * k**0.5)
+    signs = torch.randint(0, 2, shape, device="cuda", generator=generator) * 2 - 1  # codes have a mean, weights none
+    scales = step * signs * (0.5 + torch.rand(shape, device="cuda", generator=generator))
+    scales = scales.to(weight_format.scale.kind.storage)
+    zeros = None
+    if weight_format.zero is Zero.INT:
+        zeros = torch.randint(0, levels, shape, dtype=torch.uint8, device="cuda", generator=generator)
+    return QuantizedTensor(codes, scales, zeros, weight_format)
+
+
+def random_packed(n: int, k: int, name: str, seed: int = 0) -> PackedWeight:
+    return pack_as(random_quantized(n, k, name, seed), "fragment")
+
+
+def relative_error(y: Tensor, truth: Tensor) -> float:
+    return float((y.double() - truth).norm() / truth.norm())
+
+
+def check_twice_torch(y: Tensor, x: Tensor, q: QuantizedTensor, bias: Tensor | None = None) -> None:
+    """The error against float64 is at most twice that of torch with the weight rounded to x's dtype."""
+    truth = x.double() @ q.dequantize(torch.float64).t()
+    rounded = torch.nn.functional.linear(x, q.dequantize(x.dtype), bias)
+    if bias is not None:
+        truth += bias.double()
+    assert torch.isfinite(y).all()
+    assert relative_error(y, truth) <= 2 * relative_error(rounded, truth)

@@ -1,0 +1,72 @@
+"""CUDA graphs with dependent launch: a chain of matmuls, each reading the one before, for every configuration."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_weights import random_packed, shipped
+
+import lowbit
+from lowbit.kernels import get_family
+from lowbit.kernels.gpu import workspace
+from lowbit.kernels.gpu.plan import NAME, HopperConfig
+from lowbit.packing import PackedWeight
+
+LINKS = 12
+SIZE = 4096
+
+
+@pytest.fixture(scope="module")
+def weights() -> list[PackedWeight]:
+    return [random_packed(SIZE, SIZE, "int4_g128", seed) for seed in range(LINKS)]
+
+
+def _chain(config: HopperConfig, x: torch.Tensor, weights: list[PackedWeight]) -> list[torch.Tensor]:
+    results = [x]
+    for weight in weights:
+        results.append(get_family(NAME).run(config, results[-1], weight, None))
+    return results[1:]
+
+
+@pytest.mark.parametrize("config", shipped(), ids=lambda c: str(c).removeprefix("HopperConfig").replace(" ", ""))
+def test_a_chain_in_a_graph_equals_eager(config: HopperConfig, weights: list[PackedWeight]) -> None:
+    x = torch.randn(config.block_m, SIZE, device="cuda").half()
+    _chain(config, x, weights)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = _chain(config, x, weights)
+    for _ in range(3):  # new inputs, same graph
+        x.copy_(torch.randn_like(x))
+        expected = []
+        link = x
+        for weight in weights:
+            torch.cuda.synchronize()
+            link = get_family(NAME).run(config, link, weight, None)
+            expected.append(link)
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert torch.isfinite(results[-1]).all()
+        assert 0.01 < float(results[-1].float().std()) < 100
+        assert [i for i in range(LINKS) if not torch.equal(results[i], expected[i])] == []
+    assert workspace.is_empty()
+
+
+def test_two_graphs_replay_beside_each_other(weights: list[PackedWeight]) -> None:
+    xs = [torch.randn(4, SIZE, device="cuda").half() for _ in range(2)]
+    expected = [lowbit.matmul(lowbit.matmul(x, weights[0]), weights[1]) for x in xs]
+    graphs, results = [], []
+    for x in xs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append(lowbit.matmul(lowbit.matmul(x, weights[0]), weights[1]))
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, e) for y, e in zip(results, expected, strict=True))

@@ -1,0 +1,112 @@
+"""What the Hopper family says it serves, its configurations, and its tables, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lowbit.dispatch import pack
+from lowbit.dispatch.tuned import file_name, table
+from lowbit.formats import parse_format, quantize
+from lowbit.kernels import Problem, get_family
+from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
+from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
+from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
+
+SERVED = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
+          for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
+
+
+def _problem(name: str, m: int = 1, n: int = 4096, k: int = 4096, **change: object) -> Problem:
+    x = torch.float16
+    return replace(Problem(m, n, k, parse_format(name), "fragment", x, x, "cuda"), **change)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
+    assert illegal_format(parse_format(name)) is None
+    for m in (1, 8, 9, 16, 17, 48, 65, 1000):
+        for n, k in ((1, 8), (192, 1440), (4096, 4096), (28672, 8192)):
+            for invariant in (False, True):
+                config = choose_config(_problem(name, m, n, k, batch_invariant=invariant))
+                assert illegal_config(config, parse_format(name)) is None, config
+                assert config.block_m == tile_tokens(m)
+                assert config.whole_tiles == invariant
+                assert config.ctas_per_sm * (smem_bytes(config, parse_format(name)) + 1024) <= 233_472
+
+
+@pytest.mark.parametrize(
+    "name,sentence",
+    [
+        ("int3_g64", "weights of int3: it serves int4 and int8"),
+        ("int4_g16", "group size 16: it serves groups of 32, 64 and 128, and one scale a row"),
+        ("int4_g64_min", "zero kind 'min': it serves symmetric weights and integer zero points"),
+        ("int4_tensor", "grouping tensor: it serves groups of 32, 64 and 128 along k, and one scale a row"),
+        ("int4_g32_se8m0", "scales se8m0: it serves one level of fp16, bf16 or fp32"),
+    ],
+)
+def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:
+    assert illegal_format(parse_format(name)) == sentence
+    assert get_family(NAME).layout(parse_format(name), "cuda") is None
+    assert get_family(NAME).legal(None, _problem(name)) == sentence
+
+
+@pytest.mark.parametrize(
+    "change,sentence",
+    [
+        ({"device": "cpu"}, "weights on cpu: it runs on CUDA devices"),
+        ({"layout": "dense"}, "layout 'dense': it reads 'fragment'; pack with layout='fragment'"),
+        ({"x_dtype": torch.float32}, "x is torch.float32: it serves float16 and bfloat16"),
+        ({"sections": True}, "sections: it serves one format for all of k"),
+    ],
+)
+def test_problems_outside_are_refused(change: dict[str, object], sentence: str) -> None:
+    assert get_family(NAME).legal(None, _problem("int4_g128", **change)) == sentence
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence is about a machine without CUDA")
+def test_a_machine_without_cuda_is_named() -> None:
+    assert get_family(NAME).legal(None, _problem("int4_g128")) == "torch sees no CUDA device"
+    packed = pack(quantize(torch.randn(64, 128), "int4_g128"))
+    assert packed.layout != "fragment"
+
+
+@pytest.mark.parametrize(
+    "change,part",
+    [
+        ({"block_m": 12}, "tokens come in tiles of 8, 16, 32, 64 or 128"),
+        ({"stages": 40}, "bytes of shared memory: a CTA has 232448; take fewer stages"),
+        ({"splits": 4}, "each holds whole groups of 128"),
+        ({"maxnreg": 255, "warps": 8, "row_blocks": 2}, "a multiprocessor has 65536"),
+        ({"block_k": 96}, "each is a multiple of 64"),
+        ({"warps": 8}, "no such arrangement"),
+    ],
+)
+def test_impossible_configurations_say_why(change: dict[str, int], part: str) -> None:
+    config = replace(HopperConfig(NAME, 8, 256, 3), **change)
+    reason = illegal_config(config, parse_format("int4_g128"))
+    assert reason is not None
+    assert part in reason
+
+
+def test_plans_are_keys() -> None:
+    config = HopperConfig(NAME, 8, 256, 3)
+    one, two = (plan_for(replace(config), parse_format("int4_g128"), "fp16", False) for _ in range(2))
+    assert one == two
+    assert hash(config) == hash(replace(config))
+    assert config != replace(config, stages=4)
+    assert "BITS=4" in repr(one)
+
+
+def test_every_row_of_every_table_is_legal() -> None:
+    assert file_name("NVIDIA H200") == "nvidia_h200.json"
+    rows = table("nvidia_h200.json")
+    assert rows
+    for (family, name, n, k, block_m), values in rows.items():
+        config = HopperConfig(family, **values)
+        assert family == NAME
+        assert illegal_config(config, parse_format(name)) is None
+        assert (config.block_m, n % 64, k % 64) == (block_m, 0, 0)
+    assert table("a_device_nobody_has.json") == {}
