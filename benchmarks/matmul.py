@@ -1,0 +1,189 @@
+"""GPU matmul beside cuBLAS and, where it is installed, Humming: microseconds a launch, weights from memory.
+
+    python benchmarks/matmul.py --peers          figures -> benchmarks/results/<device>/matmul.json
+    python benchmarks/matmul.py --tune           try every configuration of the grid, print the table's rows as JSON
+
+One launch for each of several copies of the weight (300 MB or more in all, so that none comes from the L2) in one
+CUDA graph; the median of replays. The floor is the larger of bytes / 4.45 TB/s and operations / 790 TFLOP/s, both
+measured on an H200. Every result is compared with float32 before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lowbit
+from hopper_grid import configurations
+from lowbit.dispatch.choose import choose
+from lowbit.formats import QuantizedTensor, Zero, parse_format
+from lowbit.kernels import Problem, get_family
+from lowbit.kernels.gpu import workspace
+from lowbit.packing import FRAGMENT, PackedWeight
+from record import save
+
+SHAPES = [(8192, 28672), (28672, 4096), (6144, 4096), (4096, 14336), (4096, 4096)]
+READ_TBS, NOMINAL_TBS, TFLOPS = 4.45, 4.8, 790.0
+COPIES_BYTES = 320e6
+
+
+def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
+    """Random words, packed already; scales that keep the variance of x about one."""
+    weight_format = parse_format(name)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = FRAGMENT.words_shape(n, k, weight_format.bits)
+    words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda", generator=generator)
+    groups = weight_format.grouping.scale_shape(n, k)[1]
+    step = 3.4 / ((1 << weight_format.bits) * k**0.5)
+    scales = step * (0.5 + torch.rand(-(-n // 64), groups, 64, device="cuda", generator=generator))
+    zeros = None
+    if weight_format.zero is Zero.INT:
+        zeros = torch.randint(0, 1 << weight_format.bits, scales.shape, dtype=torch.uint8, device="cuda")
+    return PackedWeight(weight_format, "fragment", (n, k), words, scales.to(weight_format.scale.kind.storage), zeros)
+
+
+def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    n = weight.shape[0]
+    zeros = None if weight.zeros is None else FRAGMENT.unpack_groups(weight.zeros, n)
+    codes = FRAGMENT.unpack(weight.words, weight.format.bits, *weight.shape)
+    scales = FRAGMENT.unpack_groups(weight.scales, n)
+    return QuantizedTensor(codes, scales, zeros, weight.format).dequantize(dtype)
+
+
+def launch_us(launches: Callable[[], None], count: int, replays: int = 12) -> float:
+    """Median microseconds of one of `count` launches captured in one graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launches()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launches()
+    samples = []
+    for i in range(replays + 2):
+        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        if i >= 2:
+            samples.append(start.elapsed_time(stop) * 1e3 / count)
+    return statistics.median(samples)
+
+
+def floor_us(weight: PackedWeight, m: int) -> float:
+    n, k = weight.shape
+    return max((weight.nbytes + 2 * m * (n + k)) / READ_TBS / 1e6, 2 * m * n * k / TFLOPS / 1e6)
+
+
+def humming_layer(weight: PackedWeight, dtype: torch.dtype) -> Any:
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+    n, k = weight.shape
+    settings = {"dtype": "int4", "weight_scale_group_size": 128}
+    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=settings, torch_dtype=dtype).cuda()
+    layer.load_from_unquantized(dense(weight, dtype))
+    layer.transform()
+    return layer
+
+
+def rows_for(n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool) -> list[dict[str, Any]]:
+    """Measure one shape and format at several numbers of tokens."""
+    weight_format = parse_format(name)
+    copies = int(COPIES_BYTES // (n * k * weight_format.bits // 8)) + 1
+    weights = [random_weight(n, k, name, seed) for seed in range(copies)]
+    truth = dense(weights[0], torch.float32)
+    wide = [truth.to(dtype).clone() for _ in range(int(COPIES_BYTES // (n * k * 2)) + 1)] if peers else []
+    layers = [humming_layer(w, dtype) for w in weights] if peers and _has_humming() and name == "int4_g128" else []
+    rows = []
+    for m in tokens:
+        x = torch.randn(m, k, device="cuda").to(dtype)
+        y = lowbit.matmul(x, weights[0])
+        error = float((y.float() - x.float() @ truth.t()).norm() / y.float().norm())
+        assert error < (1e-3 if dtype == torch.float16 else 8e-3), f"wrong result: relative error {error}"
+        us = launch_us(lambda x=x: [lowbit.matmul(x, w) for w in weights] and None, copies)
+        floor = floor_us(weights[0], m)
+        stream = (weights[0].nbytes + 2 * m * (n + k)) / us / 1e6
+        row = {"format": name, "dtype": str(dtype)[6:], "n": n, "k": k, "m": m, "us": us, "floor_us": floor}
+        row |= {"of_measured": stream / READ_TBS, "of_nominal": stream / NOMINAL_TBS, "error": error}
+        if wide:
+            row["cublas_us"] = launch_us(lambda x=x: [torch.mm(x, w.t()) for w in wide] and None, len(wide))
+        if layers:
+            row["humming_us"] = launch_us(lambda x=x: [layer(x) for layer in layers] and None, copies)
+        problem = Problem.of(weights[0], m=m, x_dtype=dtype)
+        row["config"] = asdict(choose(problem).config)
+        rows.append(row)
+        print(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items() if k != "config"))
+    assert workspace.is_empty()
+    return rows
+
+
+def _has_humming() -> bool:
+    try:
+        import humming  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def tune(n: int, k: int, name: str) -> list[dict[str, Any]]:
+    """The fastest right configuration of the grid for each tile of tokens."""
+    copies = int(COPIES_BYTES // (n * k * parse_format(name).bits // 8)) + 1
+    weights = [random_weight(n, k, name, seed) for seed in range(copies)]
+    truth = dense(weights[0], torch.float32)
+    rows = []
+    for m in (8, 16, 32, 64):
+        x = torch.randn(m, k, device="cuda").half()
+        best = None
+        run = get_family("hopper").run
+        for config in configurations(n, k, m, name):
+            y = run(config, x, weights[0], None).float()
+            if float((y - x.float() @ truth.t()).norm() / y.norm()) > 1e-3:
+                print(f"wrong: {config}")
+                continue
+            us = launch_us(lambda x=x, c=config, run=run: [run(c, x, w, None) for w in weights] and None, copies, 8)
+            if best is None or us < best[0]:
+                best = (us, config)
+        assert best is not None
+        values = {key: value for key, value in asdict(best[1]).items() if key != "family"}
+        rows.append({"family": "hopper", "format": name, "n": n, "k": k, "us": round(best[0], 2), "config": values})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--format", default="int4_g128")
+    parser.add_argument("--peers", action="store_true", help="measure cuBLAS and Humming too")
+    parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
+    parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
+    parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
+    parser.add_argument("--name", default="matmul", help="of the record")
+    options = parser.parse_args()
+    shapes = [tuple(int(size) for size in shape.split("x")) for shape in options.shapes.split(",")]
+    if options.tune:
+        for n, k in shapes:
+            tune(n, k, options.format)
+        return
+    rows = []
+    tokens = [int(m) for m in options.m.split(",")]
+    for n, k in shapes:
+        rows += rows_for(n, k, options.format, tokens, getattr(torch, options.dtype), options.peers)
+        torch.cuda.empty_cache()
+    device = torch.cuda.get_device_name().lower().split()[-1]
+    print(save(device, options.name, rows, method=__doc__))
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
