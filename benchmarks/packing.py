@@ -1,15 +1,15 @@
 """Speed of packing and unpacking, one core: GB/s of codes (one byte each), every layout and width.
 
-    python benchmarks/packing.py
+python benchmarks/packing.py
 """
 
 from __future__ import annotations
 
 import torch
-from record import save
 
 from lowbit.packing import LAYOUTS, get_layout
 from lowbit.timing import measure
+from record import save
 
 N = K = 4096
 

@@ -6,6 +6,7 @@ is read when it is asked for and kept by nobody, so memory is bounded by the lar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,7 @@ class Entry:
     @property
     def numel(self) -> int:
         """Number of weights."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,7 @@ from lowbit.formats import WeightFormat, as_format, parse_format
 KEEP = "keep"
 TABLES = r"(^|\.)(embed_tokens|lm_head)$"  # the embedding and the output head
 LOW_BITS = 8  # formats narrower than this get an int8 embedding and head unless asked otherwise
+_SHAPE = 'a recipe is {"rules": [{"pattern": "down_proj", "format": "int4_g64"}, ...]}'
 TABLE_FORMAT = "int8"  # one scale a row: 8.03 bits per weight at k=576
 
 
@@ -92,10 +93,7 @@ class Recipe:
         """The recipe of a JSON object as in the module's text. Raises QuantizationError or FormatError."""
         rules = data.get("rules")
         if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-            raise QuantizationError(
-                'a recipe is {"rules": [{"pattern": "down_proj", "format": "int4_g64"}, ...]}: "rules" is missing or '
-                "not a list of objects"
-            )
+            raise QuantizationError(f'{_SHAPE}: "rules" is missing or not a list of objects')
         return cls(str(data.get("name", "recipe")), tuple(_rule(rule) for rule in rules))
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +113,7 @@ class Recipe:
         except OSError as error:
             raise QuantizationError(f"recipe {path} cannot be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
-            raise QuantizationError(f"recipe {path} is not JSON ({error}): see the docs of recipes") from error
+            raise QuantizationError(f"recipe {path} is not JSON ({error}): {_SHAPE}") from error
         if not isinstance(data, dict):
             raise QuantizationError(f'recipe {path} holds a {type(data).__name__}: it is an object with "rules"')
         return cls.from_dict({"name": path.stem, **data})

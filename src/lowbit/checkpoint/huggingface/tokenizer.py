@@ -31,9 +31,9 @@ def read_tokenizer(directory: Path, config: Mapping[str, Any]) -> TokenizerData:
 
     path = directory / "tokenizer.json"
     if not path.is_file():
-        slow = (
-            " (tokenizer.model alone is not read: save the fast tokenizer)" * (directory / "tokenizer.model").is_file()
-        )
+        slow = ""
+        if (directory / "tokenizer.model").is_file():
+            slow = " (tokenizer.model alone is not read: save the fast tokenizer)"
         raise CheckpointError(
             f"{directory} has no tokenizer.json{slow}: pass token ids instead of text, or copy the file from the "
             "original"
@@ -69,8 +69,7 @@ def read_tokenizer(directory: Path, config: Mapping[str, Any]) -> TokenizerData:
 
 
 def _settle_bos(tokenizer: Any, settings: Mapping[str, Any], token: str, token_id: int | None) -> bool:
-    """Whether encode puts the beginning-of-sequence token in front, after making it so where the settings ask for "
-    "it."""
+    """Whether encode puts the beginning-of-sequence token in front, after making it do as the settings ask."""
     if token_id is None:
         return False
     wanted = settings.get("add_bos_token")
