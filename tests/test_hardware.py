@@ -38,6 +38,26 @@ def test_cores_a_container_may_use(quota: str, mask: int, cores: int, monkeypatc
     assert hardware.usable_cores() == cores
 
 
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n", "cpu/cpu.cfs_quota_us": "1\n", "cpu/cpu.cfs_period_us": "1\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_quota_of_both_versions_of_control_groups(
+    files: dict[str, str], quota: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "_GROUPS", tmp_path)
+    assert hardware.processor_quota() == quota
+
+
 def test_names_and_memory_from_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "cpuinfo": "processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t: a\n",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPU_NODE = Path("/sys/devices/system/cpu/cpu0/cache")
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def host() -> Host:
 def usable_cores() -> int:
     """Cores this process may run on: the affinity mask and, in a Linux container, the quota of processor time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _container_quota()
+    quota = processor_quota()
     return cores if quota is None else max(1, min(cores, round(quota)))
 
 
@@ -112,10 +113,12 @@ def _linux_caches() -> dict[int, int]:
     return sizes
 
 
-def _container_quota() -> float | None:
-    """Cores' worth of time that control group version 2 grants."""
-    parts = _read(Path("/sys/fs/cgroup/cpu.max")).split()
-    if len(parts) != 2 or not parts[0].isdigit() or not parts[1].isdigit():
+def processor_quota() -> float | None:
+    """Processors' worth of time that this process's control group grants, of version 2 or 1; None without a limit."""
+    parts = _read(_GROUPS / "cpu.max").split()
+    if not parts:
+        parts = [_read(_GROUPS / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):  # "max" or -1: no limit
         return None
     return int(parts[0]) / int(parts[1])
 
