@@ -103,8 +103,9 @@ def test_reference_is_never_silent(weight: PackedWeight) -> None:
     problem = lowbit.Problem.of(weight, x_dtype=torch.float32)
     if choose(problem).family.name != "reference":  # a faster kernel takes this layout: nothing to report
         return
-    with pytest.warns(SlowPathWarning, match="the reference kernel runs, which is slow"):
+    with pytest.warns(SlowPathWarning, match="the reference kernel runs, which is slow") as given:
         lowbit.matmul(x, weight)
+    assert given[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lowbit.matmul(x, weight)  # reported once
