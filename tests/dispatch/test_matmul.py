@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import lowbit
 from lowbit.dispatch import SlowPathWarning, choose
 from lowbit.dispatch.choose import _report
+from lowbit.dispatch.matmul import _handles
 from lowbit.errors import UnsupportedConfig
 from lowbit.formats import quantize
 from lowbit.kernels import FAMILIES
@@ -65,6 +68,21 @@ def test_compiles_as_one_graph(weight: PackedWeight) -> None:
     for m in (1, 5):
         x = torch.randn(m, 100)
         torch.testing.assert_close(compiled(x), step(x))
+
+
+def test_operator_prepares_a_weight_once() -> None:
+    w = lowbit.pack(quantize(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)), "int4_g32"))
+    x = torch.randn(2, 96)
+    first = torch.ops.lowbit.matmul(x, None, *operator_arguments(w), False, "auto")
+    known = _handles[w.words]
+    assert torch.equal(torch.ops.lowbit.matmul(x, None, *operator_arguments(w), False, "auto"), first)
+    assert _handles[w.words] is known
+    twice = replace(w, scales=w.scales * 2)  # other scales under the same words
+    torch.testing.assert_close(torch.ops.lowbit.matmul(x, None, *operator_arguments(twice), False, "auto"), 2 * first)
+    held = len(_handles)
+    del w, twice
+    gc.collect()
+    assert len(_handles) == held - 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowbit.dispatch.choose import Choice, choose_and_report
 from lowbit.errors import UnsupportedConfig
@@ -89,9 +90,19 @@ def _flatten(w: PackedWeight) -> tuple[Any, ...]:
     return (*(getattr(w, name) for name in TENSORS), *plain, list(sections))
 
 
+# Handles of weights that came as tensors, by their words: preparing each launch anew takes longer than it runs.
+_handles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
 def _unflatten(*flat: Any) -> PackedWeight:
     tensors, description = flat[: len(TENSORS)], flat[len(TENSORS) :]
-    return Description(*description).assemble(dict(zip(TENSORS, tensors, strict=True)))
+    w = Description(*description).assemble(dict(zip(TENSORS, tensors, strict=True)))
+    key = (w.description, *(None if t is None else t.data_ptr() for t in tensors))
+    known, handles = _handles.get(w.words, (None, {}))  # type: ignore[no-untyped-call]
+    if known != key:
+        handles = {}
+        _handles[w.words] = (key, handles)
+    return w.with_handles(handles)
 
 
 _LIBRARY = torch.library.Library("lowbit", "DEF")  # type: ignore[no-untyped-call]

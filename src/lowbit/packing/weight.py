@@ -74,6 +74,11 @@ class PackedWeight:
         """What kernels keep for this weight: tensor maps, compiled launches. Not part of its value, never copied."""
         return {}
 
+    def with_handles(self, handles: dict[str, Any]) -> PackedWeight:
+        """This object, with handles that were made for the same tensors at the same addresses."""
+        self.__dict__["handles"] = handles
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "handles"}
 
