@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -238,3 +240,30 @@ def test_quantized_norm_is_refused(values: dict[str, Any]) -> None:
     assert str(error.value) == (
         f"model.norm.weight is quantized ({form}): only linear and embedding weights can be; leave it out of the recipe"
     )
+
+
+def test_loading_and_the_first_token_leave_torchs_compiler_alone() -> None:
+    code = """
+import sys, torch
+from lowbit.checkpoint.base import Checkpoint, Entry
+from lowbit.formats import quantize
+from lowbit.models import Decoder, load_model, model_config
+
+config = dict(
+    model_type="llama", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=8, tie_word_embeddings=True,
+)
+before = "torch._dynamo" in sys.modules
+shapes = {name: p.shape for name, p in Decoder(model_config(config)).named_parameters()}
+values = {n: quantize(torch.ones(s), "int4_g32") if len(s) == 2 else torch.ones(s) for n, s in shapes.items()}
+entries = {
+    n: Entry(tuple(v.shape), getattr(v, "format", torch.float32), lambda v=v: v) for n, v in values.items()
+}
+model = load_model(Checkpoint(entries, config, format_name="memory"))
+with torch.inference_mode():
+    model(torch.tensor([[1, 2]]), model.new_cache(1, 4))
+tensors = [*model.parameters(), *model.buffers()]
+print(before, "torch._dynamo" in sys.modules, {t.device.type for t in tensors})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=2) == ["False", "False", "{'cpu'}\n"]

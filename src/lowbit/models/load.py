@@ -8,10 +8,12 @@ in the asked-for dtype, and share the memory of the file where the reader maps i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lowbit.checkpoint import Checkpoint
 from lowbit.dispatch import pack
@@ -38,7 +40,7 @@ def load_model(
     after each module. Raises ModelError when config and tensors do not fit together, naming the tensors.
     """
     config = model_config(checkpoint.config)
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         model = Decoder(config, head_backend=backend)
     if config.tied_embeddings and _has_own_head(checkpoint):
         model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
@@ -56,6 +58,22 @@ def load_model(
         if progress is not None:
             progress(done, total, path)
     return model.eval().requires_grad_(False)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Modules built under it get no initial values: on the meta device, drawing them loads torch's compiler."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _fill(

@@ -234,11 +234,20 @@ class _Cursor:
         start = self.at
         if item_type == _STRING:
             self.expect_room(count, 8, f"strings in {key!r}")
-            for _ in range(count):
-                self._claim(self.number("Q"))
+            self._step_over_strings(count)
         else:
             self._claim(count * struct.calcsize(f"<{_SCALARS[item_type]}"))
         return _LazyArray(item_type, count, start, self.at)
+
+    def _step_over_strings(self, count: int) -> None:
+        data, at, end = self.data, self.at, self.end
+        for _ in range(count):  # a vocabulary: nothing but this in the loop
+            length = int.from_bytes(data[at : at + 8], "little")
+            at += 8 + length
+            if at > end:
+                self.at = min(at - length, end)
+                self._claim(length)
+        self.at = at
 
     def tensor_row(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.text("a tensor name")
