@@ -11,6 +11,7 @@ from torch import nn
 
 from lowbit.errors import ModelError
 from lowbit.models import cpu_step as module
+from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder
 from lowbit.nn import Embedding, Linear
@@ -124,6 +125,36 @@ def test_a_changed_weight_makes_a_new_program() -> None:
         cache.truncate(2)
         assert module._steps[cache] is not step
         assert torch.equal(model(torch.tensor([[2]]), cache), changed)
+
+
+def stepped(model: Decoder, cache: KVCache) -> torch.Tensor:
+    with torch.inference_mode():
+        cache.truncate(0)
+        return model(torch.tensor([[1]]), cache)
+
+
+def test_changes_in_place_and_replaced_tensors_are_seen() -> None:
+    model, other = decoder(torch.float32, qkv_bias=True), decoder(torch.float32, qkv_bias=True)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2)
+    cache = model.new_cache(1, 8)
+    before = stepped(model, cache)
+    assert not torch.equal(stepped(other, cache), before)  # another model with the same cache
+    assert torch.equal(stepped(model, cache), before)
+    layer = model.model.layers[1]
+    changes = {
+        "a norm": lambda: layer.input_layernorm.weight.mul_(1.5),
+        "a bias": lambda: layer.self_attn.q_proj.bias.add_(1),
+        "a buffer": lambda: setattr(layer.mlp.up_proj, "scales", layer.mlp.up_proj.scales * 2),
+        "scales in place": lambda: layer.mlp.gate_proj.scales.mul_(2),
+    }
+    for what, change in changes.items():
+        with torch.no_grad():
+            change()
+        after = stepped(model, cache)
+        assert not torch.equal(after, before), what
+        assert torch.equal(stepped(model, model.new_cache(1, 8)), after), what
+        before = after
 
 
 def test_programs_die_with_their_cache() -> None:

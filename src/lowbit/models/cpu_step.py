@@ -25,6 +25,7 @@ from lowbit.kernels.cpu.program import Program
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.rope import Rope
+from lowbit.models.watch import Watch
 from lowbit.nn import Linear
 from lowbit.nn.packed_module import PackedModule
 from lowbit.packing import PackedWeight
@@ -72,18 +73,19 @@ class CpuStep:
         self.isa = best()
         dtype = cache.keys[0].dtype
         self.program = p = Program(self.isa, "fp32" if dtype == torch.float32 and mode == "a16" else mode)
-        self._sources: list[tuple[dict[str, nn.Module | None], str, PackedModule, PackedWeight]] = []
+        self.layers = layers
+        self._watch = Watch([table, layers, norm, *([] if head is None else [head])])
         self._cache_type = TYPE_NAMES[dtype]
         self._capacity = cache.capacity
-        self._position = torch.zeros(1, dtype=torch.int64)
-        self._eps = torch.tensor([config.norm_eps])
-        self._scale = torch.tensor([config.head_dim**-0.5])
+        self._position = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._eps = torch.tensor([config.norm_eps], device="cpu")
+        self._scale = torch.tensor([config.head_dim**-0.5], device="cpu")
         cos, sin = rope.angles(torch.arange(cache.capacity), torch.float32)
         self._tables = p.hold(cos.contiguous()), p.hold(sin.contiguous())
         self.x = p.floats(config.hidden_size)
         self._normed = p.floats(config.hidden_size)
         self._added: Tensor | None = None
-        self._token = torch.zeros(1, dtype=torch.int64)
+        self._token = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._looks_up = _packed(table) is not None
         if self._looks_up:
             p.look_up(self._product({"table": table}, "table", self.x)[0], self._token, self.x)
@@ -102,7 +104,6 @@ class CpuStep:
     ) -> tuple[PackedWeight, Tensor | None, Tensor]:
         """The module that `owner` holds under a name, as a product of Program.multiply."""
         module = cast(PackedModule, owner[name])
-        self._sources.append((owner, name, module, module.weight))
         bias = getattr(module, "bias", None)
         return module.weight, None if bias is None else bias.detach().float().contiguous(), y
 
@@ -166,13 +167,10 @@ class CpuStep:
         function = engine.engine().address(small.gate(self.isa))
         p.multiply([(function, p.arguments(small.GATE_FIELDS, values))], gated, [down], columns)
 
-    @property
-    def fresh(self) -> bool:
-        """Whether the model still has the weights the program was made for."""
-        for owner, name, module, weight in self._sources:  # every token: no generator, no properties
-            if owner[name] is not module or module._weight is not weight:
-                return False
-        return True
+    def serves(self, table: nn.Module, layers: nn.ModuleList, head: nn.Module | None) -> bool:
+        """Whether the program was made for these modules, and they still have the weights it was made from."""
+        same = self.layers is layers and self.table is table and self.head is head
+        return same and self._watch.holds()
 
     def run(self, token: Tensor, position: int) -> Tensor:
         """token: [1] int64; position: tokens in the cache. Returns logits [vocab], or the normed vector [hidden].
@@ -190,7 +188,7 @@ class CpuStep:
         return (self._normed if self.head is None else self.logits).clone()
 
 
-_steps: WeakKeyDictionary[KVCache, CpuStep | None] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[KVCache, CpuStep] = WeakKeyDictionary()
 
 
 def _packed(module: nn.Module | None) -> PackedModule | None:
@@ -211,14 +209,15 @@ def cpu_step(
     cache: KVCache,
 ) -> CpuStep | None:
     """The program for a model and a cache, made on first use; None where there is none (see `unsupported`)."""
-    if cache in _steps:
-        step = _steps[cache]
-        if step is None or step.fresh:
-            return step
+    if cache.batch != 1:
+        return None
+    packed_head = _packed(head)
+    step = _steps.get(cache)
+    if step is not None and step.serves(table, layers, packed_head):
+        return step
     linears = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear | PackedModule)]
-    step = None
-    if cache.batch == 1 and not unsupported(config, cast(list[nn.Module], linears), cache.keys[0].dtype):
-        mode = BACKENDS[cast(Linear, linears[0]).backend]
-        step = CpuStep(config, table, layers, norm, rope, _packed(head), cache, mode)
-    _steps[cache] = step
+    if unsupported(config, cast(list[nn.Module], linears), cache.keys[0].dtype):
+        return None
+    mode = BACKENDS[cast(Linear, linears[0]).backend]
+    step = _steps[cache] = CpuStep(config, table, layers, norm, rope, packed_head, cache, mode)
     return step

@@ -68,7 +68,7 @@ class CpuFamily(KernelFamily):
         assert isinstance(config, CpuConfig)
         if weight.perm is not None:
             x = x.index_select(1, weight.perm)
-        y = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype)
+        y = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
         bias = None if bias is None else bias.contiguous()
         if 0 < x.shape[0] <= SLAB_ROWS:
             self._plan(config, x, weight, bias).run(x, y, bias)

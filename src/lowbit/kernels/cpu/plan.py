@@ -64,7 +64,7 @@ def scratch_address(size_bytes: int) -> int:
     """Memory of this thread, at least that large and 64-byte aligned; the next call may reuse it."""
     held: Tensor | None = getattr(_scratch, "memory", None)
     if held is None or held.numel() < size_bytes:
-        held = _scratch.memory = torch.empty(max(size_bytes, 1 << 16), dtype=torch.uint8)
+        held = _scratch.memory = torch.empty(max(size_bytes, 1 << 16), dtype=torch.uint8, device="cpu")
     return held.data_ptr()
 
 

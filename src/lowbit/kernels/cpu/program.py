@@ -64,7 +64,7 @@ class Program:
     # ------------------------------------------------------------------------------------------------ memory
     def floats(self, size: int) -> Tensor:
         """A float32 vector [size] of zeros that stays where it is; its memory goes on to a multiple of small.PAD."""
-        memory = torch.zeros(-(-size // small.PAD) * small.PAD + small.PAD)
+        memory = torch.zeros(-(-size // small.PAD) * small.PAD + small.PAD, device="cpu")
         self._held.append(memory)
         return memory[:size]
 

@@ -8,12 +8,13 @@ the quota of its control group, beyond which threads only wait for each other.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from lowbit.hardware import usable_cores
 
 
 @cache
@@ -37,22 +38,10 @@ def openmp() -> tuple[int, int]:
 
 
 def usable_threads() -> int:
-    """How many threads a kernel should use: torch's number, never more than the processors of this process."""
+    """How many threads a kernel should use: torch's number, never more than the cores of this process."""
     if not openmp()[0]:
         return 1
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)), quota()))
+    return max(1, min(torch.get_num_threads(), cores()))
 
 
-@cache
-def quota(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processors the control group grants, rounded up; a large number if it sets no limit. Both versions' files."""
-    try:
-        limit, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return 1 << 16
-    if not limit.strip().isdigit():  # "max", or -1
-        return 1 << 16
-    return max(1, -(-int(limit) // int(period)))
+cores = cache(usable_cores)  # asked once: limits of a process rarely change, and this is read for every matmul
