@@ -15,6 +15,7 @@ NAMES = sorted(
         *(f"int{b}_g32{zero}" for b in range(1, 9) for zero in ("", "_asym", "_min", "_zfloat")),
         *("int4", "int4_tensor", "int4_block16x24", "int4_flat48", "int8_g7_sbf16_asym", "int4_g32_sfp32"),
         *("ternary", "ternary_g64", "fp8_e4m3_block16x16", "fp8_e5m2", "fp6_e2m3_g32", "fp6_e3m2_g32", "fp4_e2m1_g32"),
+        *("fp8_e4m3_g32_zfloat", "fp8_e5m2_g32_zfloat"),
         *("fp4_e2m1_g32_zfloat", "nf4_g64", "nf4_flat64", "fp4_bnb_flat64_sfp32", "int4_g64_su4sq-fp16xcolumn"),
         "codebook[-2.0,-1.0,0.25,1.5]_g32",
         *SHORT_NAMES,

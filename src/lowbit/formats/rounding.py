@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import QuantizationError
-from lowbit.formats.element import Int, Ternary
+from lowbit.formats.element import Element, Int, Ternary
 from lowbit.formats.grouping import importance_groups
 from lowbit.formats.names import as_format
 from lowbit.formats.scale import SCALE_TYPES, ScaleType, SuperScale, round_scale, scale_value
@@ -106,8 +106,15 @@ def _cover(fmt: WeightFormat, groups: Tensor, weights: Tensor | None) -> _Fit:
     low, high = groups.aminmax(dim=1)
     if fmt.zero is not Zero.MIN or fmt.scale.super:  # zero lies in the range, so zero points lie among the codes
         low, high = low.clamp_max(0), high.clamp_min(0)
+    least, most = _ends(levels)
+    return _Fit((high - low) / (most - least), low)
+
+
+def _ends(levels: Element) -> tuple[float, float]:
+    """The least and the largest number of an element; 8-bit floats also have codes for NaN and infinity."""
     values = levels.values()
-    return _Fit((high - low) / float(values.max() - values.min()), low)
+    finite = values[values.isfinite()]
+    return float(finite.min()), float(finite.max())
 
 
 def _power_above(x: Tensor) -> Tensor:
@@ -166,7 +173,7 @@ def _zero(fmt: WeightFormat, scale: Tensor, low: Tensor) -> Tensor | None:
         return None
     if fmt.zero is Zero.MIN:
         return low
-    zero = float(fmt.levels.values().min()) - _divide(low, scale)
+    zero = _ends(fmt.levels)[0] - _divide(low, scale)
     if fmt.zero is Zero.INT:
         return zero.round().clamp(0, 2**fmt.bits - 1)
     return scale_value(fmt.scale.kind, round_scale(fmt.scale.kind, zero))
