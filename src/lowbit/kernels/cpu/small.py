@@ -7,11 +7,14 @@ PAD floats. Activations stay in float32 from the embedding to the logits: only t
     gate     out = silu(gate) * up                                                           units of `unit` floats
     attend   per key head: norm and rotate q and k, append k and v to the cache, softmax(q k) v
     chain    runs other kernels one after another on the same units
+
+A model asks for the same few texts for every layer of every sequence, so they are kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Function, Value, module
@@ -41,6 +44,7 @@ def _root_mean_square(f: Emitter, squares: Value, size: int | Value, eps: Value)
     return f.const(FLOAT, 1.0) / square_root(f, total(f, squares) / count + eps)
 
 
+@cache
 def norm(isa: InstructionSet, added: bool) -> str:
     """See NORM_FIELDS: `eps` is the address of a float."""
     f = Emitter(isa, _ARGUMENTS)
@@ -60,6 +64,7 @@ def norm(isa: InstructionSet, added: bool) -> str:
     return f.build()
 
 
+@cache
 def gate(isa: InstructionSet) -> str:
     """See GATE_FIELDS: silu(g) = g / (1 + e^-g)."""
     f = Emitter(isa, _ARGUMENTS)
@@ -75,6 +80,7 @@ def gate(isa: InstructionSet) -> str:
     return f.build()
 
 
+@cache
 def chain(count: int) -> str:
     """Arguments: `count` pairs of function and arguments, called in order on the same units."""
     f = Function("kernel", _ARGUMENTS)
@@ -101,6 +107,7 @@ ATTEND_FIELDS = (
 )  # fmt: skip
 
 
+@cache
 def attend(isa: InstructionSet, spec: AttendSpec) -> str:
     """Units are key heads. `position` is the address of an int64, `scale` and `eps` of a float.
 
