@@ -144,7 +144,7 @@ def test_changes_in_place_and_replaced_tensors_are_seen() -> None:
     layer = model.model.layers[1]
     changes = {
         "a norm": lambda: layer.input_layernorm.weight.mul_(1.5),
-        "a bias": lambda: layer.self_attn.q_proj.bias.add_(1),
+        "a bias": lambda: layer.self_attn.v_proj.bias.add_(1),
         "a buffer": lambda: setattr(layer.mlp.up_proj, "scales", layer.mlp.up_proj.scales * 2),
         "scales in place": lambda: layer.mlp.gate_proj.scales.mul_(2),
     }
