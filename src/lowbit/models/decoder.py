@@ -23,6 +23,7 @@ from lowbit.models.attention import Attention
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.cpu_step import BACKENDS, cpu_step
+from lowbit.models.gpu_step import gpu_step
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
@@ -122,6 +123,9 @@ class Decoder(nn.Module):
         if cache is not None and (logits := self._cpu_logits(token_ids, cache)) is not None:
             cache.advance(time)
             return logits
+        if cache is not None and (logits := self._gpu_logits(token_ids, cache)) is not None:
+            cache.advance(time)
+            return logits
         positions = torch.arange(start, start + time, device=token_ids.device)
         cos, sin = self.rope.angles(positions, self.dtype)
         x = self.embed(token_ids)
@@ -144,6 +148,15 @@ class Decoder(nn.Module):
             return None
         y = step.run(token_ids[0], cache.length)[None, None]
         return y if step.head is not None else self.head(y.to(self.dtype))
+
+    def _gpu_logits(self, token_ids: Tensor, cache: KVCache) -> Tensor | None:
+        """Logits [1, 1, vocab] of one new token by one CUDA graph, or None where that does not serve."""
+        if token_ids.numel() != 1 or torch.is_grad_enabled() or self.device.type != "cuda":
+            return None
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return None
+        step = gpu_step(self.config, self.model.layers, self.model.norm, self.rope, self.head, cache)
+        return None if step is None else step.run(self.embed(token_ids), cache.length)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[batch, time] -> [batch, time, hidden] in the model's dtype."""

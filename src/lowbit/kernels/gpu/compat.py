@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 import triton
+from triton import language as tl
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -59,10 +61,22 @@ def compile_kernel(
 
     Pointers and tensor maps are taken to be aligned to 16 bytes. Returns Triton's compiled kernel.
     """
-    names = list(signature)
+    return _compile(GluonASTSource, function, signature, constants, capability, options)
+
+
+def compile_plain(
+    function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, **options: Any
+) -> Any:
+    """The same for a plain Triton function."""
+    return _compile(ASTSource, function, signature, constants, capability, options)
+
+
+def _compile(
+    kind: Any, function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, options: Any
+) -> Any:
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    source = GluonASTSource(fn=function, signature=types, constexprs=constants, attrs=aligned)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, text in enumerate(signature.values()) if text.startswith("*")}
+    source = kind(fn=function, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -70,6 +84,7 @@ __all__ = [
     "VERSION",
     "Constants",
     "compile_kernel",
+    "compile_plain",
     "copy_to_shared",
     "fence_async_shared",
     "gdc_launch_dependents",
@@ -79,6 +94,8 @@ __all__ = [
     "map_kind",
     "mbarrier",
     "mma_v2",
+    "tl",
+    "triton",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]

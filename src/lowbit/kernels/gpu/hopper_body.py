@@ -34,172 +34,7 @@ from lowbit.kernels.gpu.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-
-@gluon.constexpr_function
-def _over_blocks(regs, warp, warps, blocks):
-    """Appends the bases of the row blocks: warpgroups first, then registers. Each basis starts with the block."""
-    rank = len(warp[0])
-    block = 1
-    while block < blocks:
-        (warp if block < warps // 4 else regs).append([block] + [0] * (rank - 1))
-        block *= 2
-    return regs, warp
-
-
-@gluon.constexpr_function
-def _words_layout(bits, warps, blocks, halves):
-    """Register layout of the words of [blocks * 64, halves * 64] weights, seen as [blocks, halves * 4 * bits, 32]."""
-    rows = 4 * bits  # of 32 words, in a block of 64 columns
-    places = [[0, 0, 1 << i] if i < 5 else [0, 1 << (i - 5), 0] for i in range(10)]
-    word = {4: 2, 8: 3}[bits]
-    regs = places[:word] + ([[0, rows, 0]] if halves == 2 else [])
-    regs, warp = _over_blocks(regs, [[0, rows // 4, 0], [0, rows // 2, 0]], warps, blocks)
-    return gl.DistributedLinearLayout(regs, places[word : word + 5], warp, [], [blocks, halves * rows, 32])
-
-
-@gluon.constexpr_function
-def _pieces_layout(warps, blocks, halves, j1s):
-    """The same registers as [blocks, halves, 4 row tiles, 8 lane rows, 4 t, j1s, 2 i2]."""
-    shape = [blocks, halves, 4, 8, 4, j1s, 2]
-
-    def at(axis, value):
-        return [value if i == axis else 0 for i in range(len(shape))]
-
-    regs = [at(6, 1)] + [at(5, 1)] * (j1s == 2) + [at(1, 1)] * (halves == 2)
-    lane = [at(4, 1), at(4, 2), at(3, 1), at(3, 2), at(3, 4)]
-    regs, warp = _over_blocks(regs, [at(2, 1), at(2, 2)], warps, blocks)
-    return gl.DistributedLinearLayout(regs, lane, warp, [], shape)
-
-
-@gluon.constexpr_function
-def _acc_layout(wide, warps, tokens):
-    """Sums [rows, tokens] in registers: the same registers for `mma` and `wgmma`."""
-    if wide:
-        return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 16])
-    return gl.NVMMADistributedLayout([2, 0], [warps, 1], [16, 8])
-
-
-@gluon.constexpr_function
-def _rows_layout(warps, blocks, lines):
-    """One value a row, as the accumulators want it, [blocks, 1, lines, 64 / lines]: lines are 16 bytes."""
-
-    def at(row):
-        return [0, 0, row * lines // 64, 0 if row * lines >= 64 else row]
-
-    regs, warp = _over_blocks([at(8)], [at(16), at(32)], warps, blocks)
-    lane = [at(0), at(0), at(1), at(2), at(4)]
-    return gl.DistributedLinearLayout(regs, lane, warp, [], [blocks, 1, lines, 64 // lines])
-
-
-@gluon.jit
-def _scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
-    values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
-    return gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True).to(gl.float32)
-
-
-@gluon.jit
-def _spread(z, pieces: gl.constexpr, HALVES: gl.constexpr, J1S: gl.constexpr, BLOCKS: gl.constexpr):
-    """[blocks, 4 row tiles, 8 lane rows] -> the same register beside every word of its rows."""
-    sliced: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(4, gl.SliceLayout(5, gl.SliceLayout(6, pieces))))
-    z = gl.convert_layout(z, sliced, assert_trivial=True)
-    z = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(z, 1), 4), 5), 6)
-    return z + gl.full([BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
-
-
-@gluon.jit
-def _zeros(tile, group: gl.constexpr, pieces: gl.constexpr, HALVES: gl.constexpr, J1S: gl.constexpr, P: gl.constexpr):
-    """The two operands of a decode that hold the zero points of rows b3 = 0 and 1."""
-    values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
-    pairs = gl.permute(gl.reshape(values, [P.BLOCKS, 4, 2, 8]), (0, 1, 3, 2))
-    low, high = gl.split(pairs)
-    if P.ZERO == "number":
-        low = (low.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
-        high = (high.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
-    else:
-        low = low.to(gl.int32) * P.ZERO_FACTORS[0] + P.ZERO_OFFSETS[0]
-        high = high.to(gl.int32) * P.ZERO_FACTORS[1] + P.ZERO_OFFSETS[1]
-    return _spread(low, pieces, HALVES, J1S, P.BLOCKS), _spread(high, pieces, HALVES, J1S, P.BLOCKS)
-
-
-@gluon.jit
-def _decode(operands, x_type: gl.constexpr, TEXT: gl.constexpr, CONSTRAINTS: gl.constexpr):
-    """Eight results, each two numbers in a register for every two words. Both branches: types must be written out."""
-    if x_type == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            TEXT,
-            CONSTRAINTS,
-            operands,
-            is_pure=True,
-            pack=2,
-            dtype=(
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-                gl.bfloat16,
-            ),
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            TEXT,
-            CONSTRAINTS,
-            operands,
-            is_pure=True,
-            pack=2,
-            dtype=(gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16),
-        )
-
-
-@gluon.jit
-def _weights(
-    w_tile,
-    z_tile,
-    chunk: gl.constexpr,
-    group: gl.constexpr,
-    x_type: gl.constexpr,
-    a_layout: gl.constexpr,
-    P: gl.constexpr,
-):
-    """Columns [chunk, chunk + 1) * CHUNK of a tile, from shared memory to the registers of the A operand.
-
-    Nothing moves between threads: the compiler proves it, or refuses.
-    """
-    HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
-    J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
-    ROWS: gl.constexpr = HALVES * 4 * P.BITS
-    pieces: gl.constexpr = _pieces_layout(P.WARPS, P.BLOCKS, HALVES, J1S)
-    words = w_tile.slice((chunk * P.CHUNK // 64) * 4 * P.BITS, ROWS, 1).load(
-        _words_layout(P.BITS, P.WARPS, P.BLOCKS, HALVES)
-    )
-    zeros = ()
-    if P.ZERO != "none":
-        zeros = _zeros(z_tile, group, pieces, HALVES, J1S, P)
-    if P.BITS == 8:
-        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2, 2])  # ... j1 i2 i1
-        first, second = gl.split(words)
-        if J1S == 1:
-            first = gl.split(gl.permute(first, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-            second = gl.split(gl.permute(second, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-        operands = (first, second)
-    else:
-        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2])  # ... j1 i2
-        if J1S == 1:
-            words = gl.split(gl.permute(words, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-        operands = (words,)
-    ready = ()
-    for i in gl.static_range(len(operands)):
-        shaped = gl.reshape(operands[i], [P.BLOCKS, HALVES, 4, 8, 4, J1S, 2])
-        ready = ready + (gl.convert_layout(shaped, pieces, assert_trivial=True),)
-    a, b, c, d, e, f, g, h = _decode(ready + zeros, x_type, P.DECODE, P.CONSTRAINTS)
-    w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
-    # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2
-    w = gl.permute(w, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))
-    return gl.convert_layout(gl.reshape(w, [P.BLOCKS * 64, P.CHUNK]), a_layout, assert_trivial=True)
+from lowbit.kernels.gpu.hopper_weights import acc_layout, scales, weights
 
 
 @gluon.jit
@@ -280,10 +115,10 @@ def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr
 
     `wgmma` takes three times as long for so few tokens: it is bound by its 64 x 16 weights, not by the tokens.
     """
-    acc_layout: gl.constexpr = _acc_layout(P.WIDE, P.WARPS, P.BM)
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, k_width=2)
-    b_layout: gl.constexpr = gl.DotOperandLayout(1, acc_layout, k_width=2)
-    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
+    b_layout: gl.constexpr = gl.DotOperandLayout(1, sums, k_width=2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, sums)
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
@@ -292,24 +127,24 @@ def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr
     z_tile = buffers[2].index(stage)
     x_tile = buffers[3].index(stage)
     x_type: gl.constexpr = x_tile.dtype
-    part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, acc_layout)
+    part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
-        scale = _scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-        a = _weights(w_tile, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+        scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
+        a = weights(w_tile, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0)).load(b_layout)
         part = mma_v2(a, x_t, part)
         if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
             acc += part * scale[:, None]
-            part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, acc_layout)
+            part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     return acc
 
 
 @gluon.jit
 def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `wgmma`, x from shared memory."""
-    acc_layout: gl.constexpr = _acc_layout(P.WIDE, P.WARPS, P.BM)
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, k_width=2)
-    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, sums)
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
@@ -318,17 +153,17 @@ def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     z_tile = buffers[2].index(stage)
     x_tile = buffers[3].index(stage)
     x_type: gl.constexpr = x_tile.dtype
-    a = _weights(w_tile, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
-    part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, acc_layout)
+    a = weights(w_tile, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+    part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0))
         part = warpgroup_mma(a, x_t, part, use_acc=c % PER_GROUP != 0, is_async=True)
         if c + 1 < CHUNKS:  # the next weights are decoded while the tensor cores work
-            ahead = _weights(
+            ahead = weights(
                 w_tile, z_tile, FIRST + c + 1, _group(FIRST + c + 1, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P
             )
         if (c + 1) % PER_GROUP == 0:
-            scale = _scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
+            scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
             part, a = warpgroup_mma_wait(0, deps=(part, a))
             acc += part * scale[:, None]
         else:
@@ -349,9 +184,9 @@ def _awaited(found, source, TEXT: gl.constexpr, CONSTRAINTS: gl.constexpr):
 @gluon.jit
 def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P: gl.constexpr):
     """Publish the partial sums of a tile that another CTA owns; or add what others published, and store y."""
-    acc_layout: gl.constexpr = _acc_layout(P.WIDE, P.WARPS, P.BM)
-    rows = gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, acc_layout))
-    tokens = gl.arange(0, P.BM, layout=gl.SliceLayout(0, acc_layout))
+    sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
+    rows = gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
+    tokens = gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
     at = rows[:, None] * P.BM + tokens[None, :]
     SLOT: gl.constexpr = P.BLOCKS * 64 * P.BM
     if not owned:
@@ -367,7 +202,7 @@ def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first
                 if first + i < pid:
                     source = partial_ptr + (first + i) * SLOT + at
                     acc += _awaited(found[i], source, P.AWAIT, P.AWAIT_CONSTRAINTS).to(gl.float32, bitcast=True)
-                    gl.store(source, gl.full([P.BLOCKS * 64, P.BM], P.EMPTY, gl.int32, acc_layout))
+                    gl.store(source, gl.full([P.BLOCKS * 64, P.BM], P.EMPTY, gl.int32, sums))
         n_at = (tile // m_tiles) * (P.BLOCKS * 64) + rows
         m_at = (tile % m_tiles) * P.BM + tokens
         if P.BIAS:
@@ -384,7 +219,7 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
     m, n, start, end, k_tiles, m_tiles, base, more, grain, pid = work
     met = ends.index(0)  # the other partitions' sums are in shared memory
     free = ends.index(1)  # ... and were read
-    acc_layout: gl.constexpr = _acc_layout(P.WIDE, P.WARPS, P.BM)
+    sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
     stage = 0
@@ -394,7 +229,7 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
     while tile * k_tiles + k_tiles > start:
         begin = gl.maximum(start, tile * k_tiles)
         stop = gl.minimum(end, (tile + 1) * k_tiles)
-        acc = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, acc_layout)
+        acc = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
         for _ in range(begin, stop):
             mbarrier.wait(full.index(stage), phase)
             if P.WIDE:
@@ -413,7 +248,7 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
             if P.SPLITS > 1:
                 mbarrier.wait(met, tile_phase)
                 for other in gl.static_range(P.SPLITS - 1):
-                    acc += meet.index(other).load(acc_layout)
+                    acc += meet.index(other).load(sums)
                 mbarrier.arrive(free, count=1)
             owned = stop == (tile + 1) * k_tiles
             unit = tile * k_tiles  # the CTA whose run holds the tile's first unit

@@ -1,0 +1,176 @@
+"""Weights of the Hopper kernel: register layouts, and words in shared memory to numbers in registers.
+
+The layouts say which thread holds what, as powers of two: `regs` inside a thread, then the 32 lanes, then the warps.
+They are built so that words, zeros, scales and sums of a row are in the same lanes, and every conversion between them
+is trivial: the compiler is asked to prove it (`assert_trivial`).
+"""
+
+from __future__ import annotations
+
+from lowbit.kernels.gpu.compat import gl, gluon
+
+
+@gluon.constexpr_function
+def _over_blocks(regs, warp, warps, blocks):
+    """Appends the bases of the row blocks: warpgroups first, then registers. Each basis starts with the block."""
+    rank = len(warp[0])
+    block = 1
+    while block < blocks:
+        (warp if block < warps // 4 else regs).append([block] + [0] * (rank - 1))
+        block *= 2
+    return regs, warp
+
+
+@gluon.constexpr_function
+def _words_layout(bits, warps, blocks, halves):
+    """Register layout of the words of [blocks * 64, halves * 64] weights, seen as [blocks, halves * 4 * bits, 32]."""
+    rows = 4 * bits  # of 32 words, in a block of 64 columns
+    places = [[0, 0, 1 << i] if i < 5 else [0, 1 << (i - 5), 0] for i in range(10)]
+    word = {4: 2, 8: 3}[bits]
+    regs = places[:word] + ([[0, rows, 0]] if halves == 2 else [])
+    regs, warp = _over_blocks(regs, [[0, rows // 4, 0], [0, rows // 2, 0]], warps, blocks)
+    return gl.DistributedLinearLayout(regs, places[word : word + 5], warp, [], [blocks, halves * rows, 32])
+
+
+@gluon.constexpr_function
+def _pieces_layout(warps, blocks, halves, j1s):
+    """The same registers as [blocks, halves, 4 row tiles, 8 lane rows, 4 t, j1s, 2 i2]."""
+    shape = [blocks, halves, 4, 8, 4, j1s, 2]
+
+    def at(axis, value):
+        return [value if i == axis else 0 for i in range(len(shape))]
+
+    regs = [at(6, 1)] + [at(5, 1)] * (j1s == 2) + [at(1, 1)] * (halves == 2)
+    lane = [at(4, 1), at(4, 2), at(3, 1), at(3, 2), at(3, 4)]
+    regs, warp = _over_blocks(regs, [at(2, 1), at(2, 2)], warps, blocks)
+    return gl.DistributedLinearLayout(regs, lane, warp, [], shape)
+
+
+@gluon.constexpr_function
+def acc_layout(wide, warps, tokens):
+    """Sums [rows, tokens] in registers: the same registers for `mma` and `wgmma`."""
+    if wide:
+        return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 16])
+    return gl.NVMMADistributedLayout([2, 0], [warps, 1], [16, 8])
+
+
+@gluon.constexpr_function
+def _rows_layout(warps, blocks, lines):
+    """One value a row, as the accumulators want it, [blocks, 1, lines, 64 / lines]: lines are 16 bytes."""
+
+    def at(row):
+        return [0, 0, row * lines // 64, 0 if row * lines >= 64 else row]
+
+    regs, warp = _over_blocks([at(8)], [at(16), at(32)], warps, blocks)
+    lane = [at(0), at(0), at(1), at(2), at(4)]
+    return gl.DistributedLinearLayout(regs, lane, warp, [], [blocks, 1, lines, 64 // lines])
+
+
+@gluon.jit
+def scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
+    """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
+    values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
+    return gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True).to(gl.float32)
+
+
+@gluon.jit
+def _spread(z, pieces: gl.constexpr, HALVES: gl.constexpr, J1S: gl.constexpr, BLOCKS: gl.constexpr):
+    """[blocks, 4 row tiles, 8 lane rows] -> the same register beside every word of its rows."""
+    sliced: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(4, gl.SliceLayout(5, gl.SliceLayout(6, pieces))))
+    z = gl.convert_layout(z, sliced, assert_trivial=True)
+    z = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(z, 1), 4), 5), 6)
+    return z + gl.full([BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
+
+
+@gluon.jit
+def _zeros(tile, group: gl.constexpr, pieces: gl.constexpr, HALVES: gl.constexpr, J1S: gl.constexpr, P: gl.constexpr):
+    """The two operands of a decode that hold the zero points of rows b3 = 0 and 1."""
+    values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
+    pairs = gl.permute(gl.reshape(values, [P.BLOCKS, 4, 2, 8]), (0, 1, 3, 2))
+    low, high = gl.split(pairs)
+    if P.ZERO == "number":
+        low = (low.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
+        high = (high.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
+    else:
+        low = low.to(gl.int32) * P.ZERO_FACTORS[0] + P.ZERO_OFFSETS[0]
+        high = high.to(gl.int32) * P.ZERO_FACTORS[1] + P.ZERO_OFFSETS[1]
+    return _spread(low, pieces, HALVES, J1S, P.BLOCKS), _spread(high, pieces, HALVES, J1S, P.BLOCKS)
+
+
+@gluon.jit
+def _decode(operands, x_type: gl.constexpr, TEXT: gl.constexpr, CONSTRAINTS: gl.constexpr):
+    """Eight results, each two numbers in a register for every two words. Both branches: types must be written out."""
+    if x_type == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            TEXT,
+            CONSTRAINTS,
+            operands,
+            is_pure=True,
+            pack=2,
+            dtype=(
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+                gl.bfloat16,
+            ),
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            TEXT,
+            CONSTRAINTS,
+            operands,
+            is_pure=True,
+            pack=2,
+            dtype=(gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16),
+        )
+
+
+@gluon.jit
+def weights(
+    w_tile,
+    z_tile,
+    chunk: gl.constexpr,
+    group: gl.constexpr,
+    x_type: gl.constexpr,
+    a_layout: gl.constexpr,
+    P: gl.constexpr,
+):
+    """Columns [chunk, chunk + 1) * CHUNK of a tile, from shared memory to the registers of the A operand.
+
+    Nothing moves between threads: the compiler proves it, or refuses.
+    """
+    HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
+    J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
+    ROWS: gl.constexpr = HALVES * 4 * P.BITS
+    pieces: gl.constexpr = _pieces_layout(P.WARPS, P.BLOCKS, HALVES, J1S)
+    words = w_tile.slice((chunk * P.CHUNK // 64) * 4 * P.BITS, ROWS, 1).load(
+        _words_layout(P.BITS, P.WARPS, P.BLOCKS, HALVES)
+    )
+    zeros = ()
+    if P.ZERO != "none":
+        zeros = _zeros(z_tile, group, pieces, HALVES, J1S, P)
+    if P.BITS == 8:
+        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2, 2])  # ... j1 i2 i1
+        first, second = gl.split(words)
+        if J1S == 1:
+            first = gl.split(gl.permute(first, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
+            second = gl.split(gl.permute(second, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
+        operands = (first, second)
+    else:
+        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2])  # ... j1 i2
+        if J1S == 1:
+            words = gl.split(gl.permute(words, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
+        operands = (words,)
+    ready = ()
+    for i in gl.static_range(len(operands)):
+        shaped = gl.reshape(operands[i], [P.BLOCKS, HALVES, 4, 8, 4, J1S, 2])
+        ready = ready + (gl.convert_layout(shaped, pieces, assert_trivial=True),)
+    a, b, c, d, e, f, g, h = _decode(ready + zeros, x_type, P.DECODE, P.CONSTRAINTS)
+    w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
+    # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2
+    w = gl.permute(w, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))
+    return gl.convert_layout(gl.reshape(w, [P.BLOCKS * 64, P.CHUNK]), a_layout, assert_trivial=True)

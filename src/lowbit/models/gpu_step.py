@@ -1,0 +1,241 @@
+"""One new token on a GPU as one CUDA graph: no launch from Python but one, q k v and gate up as one matmul each.
+
+    per layer   x += added, norm | q k v | rotate, append | attend | o | x += o, norm | gate up | silu(gate) * up | down
+    head        x += down, norm | head
+
+The graph's shapes are fixed, so attention reads a whole bucket of the cache (256 tokens, 512, and so on) under a mask;
+a bucket's graph is captured when a sequence first grows into it. The cache is the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowbit.dispatch import matmul
+from lowbit.kernels.gpu import small
+from lowbit.models.cache import KVCache
+from lowbit.models.config import ModelConfig
+from lowbit.models.rope import Rope
+from lowbit.nn import Linear
+from lowbit.packing import TENSORS, Description, PackedWeight
+
+SMALLEST_BUCKET = 256
+LAYOUT = "fragment"
+BLOCK_ROWS = 64  # rows of a block of the layout
+Product = Callable[[Tensor], Tensor]
+
+
+def unsupported(config: ModelConfig, layers: nn.ModuleList, cache: KVCache) -> str | None:
+    """Why a model and a cache cannot be served, or None."""
+    keys = cache.keys[0]
+    if keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device) != (9, 0):
+        return f"the cache is on {keys.device}: steps are for compute capability 9.0"
+    if keys.dtype not in (torch.float16, torch.bfloat16) or cache.batch != 1:
+        return f"{cache.batch} sequences in {keys.dtype}: steps are for one sequence in 16 bit"
+    if config.qk_norm or config.head_dim & (config.head_dim - 1) or config.head_dim < 16:
+        return f"qk_norm={config.qk_norm}, head_dim={config.head_dim}: heads are a power of two wide and not normed"
+    for layer in layers:
+        for module in layer.modules():
+            if isinstance(module, Linear) and module.description.layout != LAYOUT:
+                return f"a weight in layout {module.description.layout!r}: no kernel that a graph can hold"
+    return None
+
+
+class GpuStep:
+    """The graphs of one model and one cache of one sequence."""
+
+    def __init__(
+        self, config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: KVCache
+    ) -> None:
+        self.config, self.head, self.capacity = config, head, cache.capacity
+        self.keys, self.values = cache.keys, cache.values
+        like = cache.keys[0]
+        device, dtype = like.device, like.dtype
+        for held in (*cache.keys, *cache.values):
+            held[:, :, cache.length :].zero_()  # masked, but read: nothing may be NaN
+        self.tables = rope.angles(torch.arange(cache.capacity, device=device), dtype)
+        self.x = torch.zeros(config.hidden_size, dtype=dtype, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.eps = torch.full((1,), config.norm_eps, device=device)
+        self.norms = [cast(Tensor, n.weight) for layer in layers for n in _norms(layer)] + [cast(Tensor, norm.weight)]
+        with torch.inference_mode(False), torch.no_grad():  # weights outlive this step, and may be trained around
+            self.products = [_products(layer) for layer in layers]
+        self.norm = norm
+        self._sources = [held for module in layers.modules() for held in _held(module)]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def serves(self, norm: nn.Module) -> bool:
+        """Whether the model still has the modules and weights the graphs were made for."""
+        for place, name, held in self._sources:  # every token: no generator
+            if place.get(name) is not held:
+                return False
+        return norm is self.norm
+
+    def run(self, x: Tensor, position: int) -> Tensor:
+        """x: the token's embedding, [1, 1, hidden]; position: tokens in the cache. Returns logits [1, 1, vocab]."""
+        bucket = SMALLEST_BUCKET
+        while bucket <= position:
+            bucket *= 2
+        bucket = min(bucket, self.capacity)
+        self.x.copy_(x.reshape(-1))
+        self.position.fill_(position)
+        if bucket not in self._graphs:
+            self._graphs[bucket] = self._capture(bucket)
+            self.x.copy_(x.reshape(-1))
+        graph, logits = self._graphs[bucket]
+        graph.replay()
+        return logits.clone()
+
+    def _capture(self, bucket: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        start = self.x.clone()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._forward(bucket)  # compiles; what it appends to the cache is what the graph appends again
+        torch.cuda.current_stream().wait_stream(side)
+        self.x.copy_(start)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(bucket)
+        return graph, logits
+
+    def _forward(self, bucket: int) -> Tensor:
+        c, x = self.config, self.x
+        added: Tensor | None = None
+        norms = iter(self.norms)
+        reach = torch.arange(bucket, device=x.device)
+        masks: dict[int | None, Tensor] = {}
+        for window in set(c.windows):
+            seen = reach <= self.position
+            masks[window] = seen if window is None else seen & (reach > self.position - window)
+        for index, (qkv, out, gate_up, down) in enumerate(self.products):
+            keys, values = self.keys[index], self.values[index]
+            query = x.new_empty(c.num_heads, c.head_dim)
+            small.rotate_append(qkv(self._norm(added, norms)), self.tables, self.position, query, keys, values)
+            folded = query.view(1, c.num_kv_heads, c.groups, c.head_dim)
+            mask = masks[c.windows[index]]
+            attended = F.scaled_dot_product_attention(
+                folded, keys[:, :, :bucket], values[:, :, :bucket], attn_mask=mask.expand(1, 1, c.groups, bucket)
+            )
+            both = gate_up(self._norm(out(attended.reshape(-1)), norms))
+            gated = x.new_empty(c.intermediate_size)
+            small.gate(both, gated)
+            added = down(gated)
+        return self.head(self._norm(added, norms)[None, None])
+
+    def _norm(self, added: Tensor | None, norms: Iterator[Tensor]) -> Tensor:
+        weight = next(norms)
+        out = torch.empty_like(self.x)
+        small.add_norm(self.x, added, weight, self.eps, out)
+        return out
+
+
+def _norms(layer: nn.Module) -> tuple[nn.Module, nn.Module]:
+    return cast(nn.Module, layer.input_layernorm), cast(nn.Module, layer.post_attention_layernorm)
+
+
+def _products(layer: nn.Module) -> tuple[Product, Product, Product, Product]:
+    """q k v, o, gate up, down: vector in, vector out."""
+    attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
+    return (
+        _fused([cast(nn.Module, getattr(attention, f"{name}_proj")) for name in "qkv"]),
+        _fused([cast(nn.Module, attention.o_proj)]),
+        _fused([cast(nn.Module, mlp.gate_proj), cast(nn.Module, mlp.up_proj)]),
+        _fused([cast(nn.Module, mlp.down_proj)]),
+    )
+
+
+def _fused(modules: list[nn.Module]) -> Product:
+    """Several linears of one input as one matmul where their weights can lie side by side, else one after another."""
+    if len(modules) > 1 and all(isinstance(m, Linear) for m in modules):
+        joined = _join(cast(list[Linear], modules))
+        if joined is not None:
+            weight, bias = joined
+            return lambda x: matmul(x[None], weight, bias)[0]
+    if len(modules) > 1 and all(isinstance(m, nn.Linear) for m in modules):
+        table, added = _join_plain(cast(list[nn.Linear], modules))
+        return lambda x: F.linear(x[None], table, added)[0]
+    if len(modules) > 1:
+        return lambda x: torch.cat([cast(Tensor, m(x[None]))[0] for m in modules])
+    return lambda x: cast(Tensor, modules[0](x[None]))[0]
+
+
+def _join(linears: list[Linear]) -> tuple[PackedWeight, Tensor | None] | None:
+    """One weight of several; the modules then hold views of it, so that nothing is in memory twice.
+
+    None where rows do not end at blocks of the layout, formats differ, or only some have a bias.
+    """
+    first = linears[0].description
+    alike = all((d.format, d.layout, d.k, d.sections) == (first.format, first.layout, first.k, first.sections)
+                for d in (m.description for m in linears))  # fmt: skip
+    whole = all(m.description.n % BLOCK_ROWS == 0 for m in linears)
+    plain = all(m.weight.perm is None and m.weight.super_scales is None and not m.weight.sections for m in linears)
+    if not (alike and whole and plain) or len({m.bias is None for m in linears}) > 1:
+        return None
+    tensors: dict[str, Tensor | None] = dict.fromkeys(TENSORS)
+    for name in ("words", "scales", "zeros"):
+        parts = [m._buffers[name] for m in linears]
+        if parts[0] is None:
+            continue
+        tensors[name], views = _side_by_side(cast(list[Tensor], parts))
+        for module, view in zip(linears, views, strict=True):
+            module._buffers[name] = view
+    rows = sum(m.description.n for m in linears)
+    weight = Description(first.format, first.layout, rows, first.k, first.sections).assemble(tensors)
+    biases = [m.bias for m in linears if m.bias is not None]
+    return weight, torch.cat([bias.detach() for bias in biases]) if biases else None
+
+
+def _side_by_side(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Tensors that differ in their first dimension as one, and as its parts; nothing moves where they lie so already."""
+    rows = [len(part) for part in parts]
+    at = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr():
+            joined = torch.cat(parts)
+            return joined, list(torch.split(joined, rows))
+        at += part.nbytes
+    return parts[0].as_strided((sum(rows), *parts[0].shape[1:]), parts[0].stride()), parts
+
+
+def _join_plain(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The same for plain linears, which all have a bias or none."""
+    parts: list[Tensor] = [m.weight for m in linears]
+    table, views = _side_by_side([part.detach() for part in parts])
+    for module, part, view in zip(linears, parts, views, strict=True):
+        if view.data_ptr() != part.data_ptr():
+            module.weight = nn.Parameter(view, requires_grad=False)
+    biases = [m.bias.detach() for m in linears if m.bias is not None]
+    return table, torch.cat(biases) if biases else None
+
+
+def _held(module: nn.Module) -> list[tuple[dict[str, object], str, object]]:
+    """The tensors and modules a module owns, each with the place it stands in."""
+    places = [cast(dict[str, object], d) for d in (module._buffers, module._parameters, module._modules)]
+    return [(place, name, held) for place in places for name, held in place.items() if held is not None]
+
+
+_steps: WeakKeyDictionary[KVCache, GpuStep | None] = WeakKeyDictionary()
+
+
+def gpu_step(
+    config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: KVCache
+) -> GpuStep | None:
+    """The step of a cache, made on first use; None where `unsupported` names a reason."""
+    if cache in _steps:
+        step = _steps[cache]
+        if step is None or step.serves(norm):
+            return step
+    step = None
+    if unsupported(config, layers, cache) is None:
+        step = GpuStep(config, layers, norm, rope, head, cache)
+    _steps[cache] = step
+    return step

@@ -1,0 +1,81 @@
+"""The decode step as a CUDA graph: the logits of the modules it stands for, over more than one bucket of the cache."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lowbit.models import gpu_step
+from lowbit.models.config import ModelConfig
+from lowbit.models.decoder import Decoder
+from lowbit.models.gpu_step import GpuStep
+from lowbit.nn import convert
+
+CONFIG = ModelConfig("llama", 512, 256, 512, 3, 8, 2, 32, 1024)
+TOKENS = 300  # beyond the first bucket
+
+
+def _model(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
+    """A quantized model in 16 bit, and the same weights with float32 activations."""
+    torch.manual_seed(0)
+    wide = Decoder(config).cuda().requires_grad_(False).eval()
+    for parameter in wide.parameters():
+        parameter.copy_(parameter.to(dtype))
+    narrow = copy.deepcopy(wide).to(dtype)
+    convert(narrow, {"_proj": "int4_g64"})
+    convert(wide, {"_proj": "int4_g64"}, backend="reference")
+    return narrow, wide
+
+
+def _logits(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+    cache = model.new_cache(1, 512)
+    with torch.inference_mode():
+        first = model(tokens[:, :5], cache)
+        rest = [model(tokens[:, i : i + 1], cache) for i in range(5, tokens.shape[1])]
+    return torch.cat([first, *rest], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, replace(CONFIG, windows=(64, None, 64)), replace(CONFIG, qkv_bias=True, tied_embeddings=True)],
+    ids=["plain", "windows", "bias"],
+)
+def test_a_step_is_as_close_to_float32_as_the_modules(
+    config: ModelConfig, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, wide = _model(config, dtype)
+    tokens = torch.randint(0, 512, (1, TOKENS), device="cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_step, "unsupported", lambda *_: "not now")
+        modules = _logits(model, tokens)
+    steps = _logits(model, tokens)
+    with torch.inference_mode():
+        truth = wide(tokens)
+    assert torch.isfinite(steps).all()
+    assert torch.equal(steps[:, :5], modules[:, :5])
+    assert (steps - truth).norm() <= 2 * (modules - truth).norm()
+    assert (steps - truth).norm() < 0.05 * truth.norm()
+
+
+def test_the_graph_runs_and_sees_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = _model(CONFIG, torch.bfloat16)
+    calls = []
+    run = GpuStep.run
+    monkeypatch.setattr(GpuStep, "run", lambda self, *a: calls.append(self) or run(self, *a))
+    cache = model.new_cache(1, 64)
+    token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
+    with torch.inference_mode():
+        before = [model(token, cache) for _ in range(2)]
+        assert len(calls) == 2
+        with torch.inference_mode(False):
+            model.model.norm.weight.data.mul_(0)
+            old = model.model.layers[0].mlp.down_proj
+            model.model.layers[0].mlp.down_proj = copy.deepcopy(old)
+        after = model(token, cache)
+    assert calls[2] is not calls[1]
+    assert float(before[1].abs().max()) > 0
+    assert float(after.abs().max()) == 0
