@@ -195,7 +195,7 @@ def _join(linears: list[Linear]) -> tuple[PackedWeight, Tensor | None] | None:
 
 
 def _side_by_side(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Tensors that differ in their first dimension as one, and as its parts; nothing moves where they lie so already."""
+    """Tensors that differ in their first dimension as one, and its parts; nothing moves where they lie so already."""
     rows = [len(part) for part in parts]
     at = parts[0].data_ptr()
     for part in parts:
