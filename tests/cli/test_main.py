@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
-COMMANDS = ("demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "env", "cache")
+COMMANDS = ("demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "env", "cache", "bench")
 
 
 def test_help_lists_every_command(lowbit: Run) -> None:
@@ -22,9 +22,9 @@ def test_help_lists_every_command(lowbit: Run) -> None:
     assert "lowbit demo" in done.out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench matmul", "bench model"])
 def test_every_command_has_help_with_examples(command: str, lowbit: Run) -> None:
-    done = lowbit(command, "--help")
+    done = lowbit(*command.split(), "--help")
     assert done.code == 0
     assert "Examples" in done.out and f"lowbit {command}" in done.out and "--debug" in done.out
 

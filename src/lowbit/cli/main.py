@@ -8,32 +8,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from lowbit._version import __version__
 from lowbit.cli import cache, chat, demo, env, eval, explain, failures, generate, inspect, options, quantize  # noqa: A004
+from lowbit.cli.bench import matmul, model
 from lowbit.cli.console import warn_in_one_line
 
-app = typer.Typer(
-    name="lowbit",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _group(name: str, modules: Sequence[ModuleType]) -> typer.Typer:
+    """A command line of one command a module."""
+    group = typer.Typer(
+        name=name,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in modules:
+        command = group.command(name=module.__name__.rpartition(".")[2], epilog=_examples(module.EXAMPLES))
+        command(failures.guarded(module.command))
+    return group
 
 
 def _examples(commands: Sequence[str]) -> str:
     return "Examples\n\n" + "\n".join(f"- `{command}`" for command in commands)
 
 
-for _module in (demo, quantize, generate, chat, eval, inspect, explain, env, cache):
-    app.command(name=_module.__name__.rpartition(".")[2], epilog=_examples(_module.EXAMPLES))(
-        failures.guarded(_module.command)
-    )
+app = _group("lowbit", (demo, quantize, generate, chat, eval, inspect, explain, env, cache))
+app.add_typer(_group("bench", (matmul, model)), help="Time matmuls or a model on this machine.")
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,16 @@
 
 from lowbit.report.plots import plot_quality, plots_available
 from lowbit.report.quality import FormatResult, QualityReport
+from lowbit.report.speed import MatmulSpeed, speed_table
 from lowbit.report.tables import quality_table, sentences_table
 
-__all__ = ["FormatResult", "QualityReport", "plot_quality", "plots_available", "quality_table", "sentences_table"]
+__all__ = [
+    "FormatResult",
+    "MatmulSpeed",
+    "QualityReport",
+    "plot_quality",
+    "plots_available",
+    "quality_table",
+    "sentences_table",
+    "speed_table",
+]

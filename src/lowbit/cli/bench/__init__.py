@@ -1,0 +1,1 @@
+"""`lowbit bench`: how fast matmuls and models are on this machine."""
