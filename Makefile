@@ -51,7 +51,7 @@ test-gpu: ## what needs a CUDA device, with the Python that has CUDA torch
 
 bench: $(VENV)/.dev ## figures of this machine, as JSON in benchmarks/results
 	$(BIN)/python benchmarks/perplexity_vs_transformers.py
-	$(BIN)/python benchmarks/first_token.py
+	$(BIN)/python benchmarks/startup.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
