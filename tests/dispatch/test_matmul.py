@@ -40,6 +40,21 @@ def test_any_leading_shape_and_strides(weight: PackedWeight) -> None:
     assert lowbit.matmul(x[:0], weight, backend="reference").shape == (0, 3, 48)
 
 
+def test_a_weight_whose_memory_moves_after_use() -> None:
+    """torch.multiprocessing moves the memory of a tensor that it sends, and the tensor stays the same object."""
+    w = lowbit.pack(quantize(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)), "int4_g32"))
+    x = torch.randn(3, 96)
+    y = lowbit.matmul(x, w)
+    for tensor in w.tensors().values():
+        old = tensor.data_ptr()
+        tensor.share_memory_()
+        assert tensor.data_ptr() != old
+    w.words.bitwise_not_()
+    changed = lowbit.matmul(x, w)
+    assert torch.allclose(changed, x @ w.unpack().dequantize().T, atol=1e-4)
+    assert not torch.allclose(changed, y, atol=1e-1)
+
+
 def test_gradients_are_those_of_a_dense_matmul(weight: PackedWeight) -> None:
     dense = weight.unpack().dequantize()
     x = torch.randn(2, 3, 100, requires_grad=True)

@@ -157,6 +157,21 @@ def test_changes_in_place_and_replaced_tensors_are_seen() -> None:
         before = after
 
 
+def test_a_model_whose_memory_moves_gets_a_new_program() -> None:
+    """As torch.multiprocessing does with a model that it sends to another process."""
+    model = decoder(torch.float32)
+    cache = model.new_cache(1, 8)
+    before = stepped(model, cache)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.share_memory_()
+    assert torch.equal(stepped(model, cache), before)
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.scales.mul_(2)
+    after = stepped(model, cache)
+    assert not torch.equal(after, before)
+    assert torch.equal(stepped(model, model.new_cache(1, 8)), after)
+
+
 def test_programs_die_with_their_cache() -> None:
     model = decoder(torch.bfloat16)
     gc.collect()

@@ -65,7 +65,12 @@ def _run(x: Tensor, w: PackedWeight, bias: Tensor | None, batch_invariant: bool,
     n, k = w.shape
     flat = x.dim() == 2  # reshaping costs a microsecond
     rows = x if flat else x.reshape(-1, k)
-    choices: dict[Any, Choice] = w.handles.setdefault("choices", {})
+    handles = w.handles
+    place = (w.words.data_ptr(), w.scales.data_ptr())
+    if handles.get("place") != place:  # torch moves the memory of tensors that it sends to another process
+        handles.clear()
+        handles["place"] = place
+    choices: dict[Any, Choice] = handles.setdefault("choices", {})
     key = (rows.shape[0], x.dtype, batch_invariant, backend)
     choice = choices.get(key)
     if choice is None:
