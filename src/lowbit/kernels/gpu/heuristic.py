@@ -53,7 +53,7 @@ def choose_config(problem: Problem) -> HopperConfig:
     config = _SHAPES[tile_tokens(problem.m)][weight_bytes > LARGE_BYTES]
     if problem.format.bits == 8:
         config = replace(config, block_k=config.block_k // 2, splits=min(config.splits, config.block_k // 256))
-        if config.splits == 1 and config.block_m < 64:
+        if config.block_m < 64:  # fewer threads than with four bits: more registers for each
             config = replace(config, maxnreg=min(128, 65536 // (2 * config.threads) // 8 * 8))
     if isinstance(problem.format.grouping, Along):
         assert config.block_k // config.splits % problem.format.grouping.size == 0
