@@ -1,11 +1,25 @@
 """CPU kernels against llama.cpp, in one interleaved run: single matmuls, and whole models.
 
-    python benchmarks/cpu.py matmul [--threads 1] [--ggml FOLDER]
-    python benchmarks/cpu.py model FILE.gguf [--formats int4_g32 ...] [--threads 2] [--llama PYTHON]
+    python benchmarks/cpu.py matmul [--formats int2_g64 ...] [--threads 1] [--ggml FOLDER]
+    python benchmarks/cpu.py model FILE.gguf [OTHER.gguf ...] [--formats int2_g64 ...] [--threads 2] [--llama PYTHON]
 
 A matmul is timed over as many copies of its weight as fill 96 MB, so that weights come from memory; lowbit and ggml
-take turns. For models, llama.cpp runs in a process of its own (PYTHON: an interpreter that has llama_cpp) and takes
-turns with this one. See ggml.py for how to build the peer. Best and median times; nothing else should run.
+take turns. For models, llama.cpp runs each file in a process of its own (PYTHON: an interpreter that has llama_cpp) and
+takes turns with lowbit, which runs the first file as it is and rounded to other formats. Rounding anew is for speed
+only: quality is not what is measured here. See ggml.py for how to build the peer. Best and median times; nothing else
+should run.
+
+A Q4_0 file of a Q4_1 one, such as the packaged SmolLM2, is made by llama.cpp itself:
+
+    import ctypes, llama_cpp
+    p = llama_cpp.llama_model_quantize_default_params()
+    p.ftype, p.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
+    llama_cpp.llama_model_quantize(b"SmolLM2-135M-Instruct.Q4_1.gguf", b"smollm2-Q4_0.gguf", ctypes.byref(p))
+
+random_model.py writes files of a larger model in several types:
+
+    python benchmarks/random_model.py FOLDER --types Q4_0 TQ2_0
+    python benchmarks/cpu.py model FOLDER/llama-822M-Q4_0.gguf FOLDER/llama-822M-TQ2_0.gguf --formats int2_g64 ternary
 """
 
 from __future__ import annotations
@@ -34,13 +48,17 @@ PAIRS = (  # format, x, peer, m
     ("int4_g128", "a16", "Q4_0", (1, 8, 32)),
     ("int4_g32_asym", "a16", "Q4_1", (1, 8)),
     ("int2_g64", "a16", "Q2_K", (1,)),
+    ("int2_g64", "a8", "Q2_K", (1,)),
     ("int3_g64", "a16", "Q3_K", (1,)),
+    ("int3_g64", "a8", "Q3_K", (1,)),
     ("int5_g64", "a16", "Q5_K", (1,)),
     ("int6_g64", "a16", "Q6_K", (1,)),
     ("q4_k", "a16", "Q4_K", (1, 8)),
     ("q6_k", "a16", "Q6_K", (1,)),
     ("int8_g32", "a16", "Q8_0", (1, 8)),
+    ("int8_g32", "a8", "Q8_0", (1,)),
     ("ternary", "a16", "TQ2_0", (1,)),
+    ("ternary", "a8", "TQ2_0", (1,)),
     ("mxfp4", "a16", "Q4_0", (1,)),
     ("nf4_g64", "fp32", "Q4_0", (1,)),
 )
@@ -61,7 +79,7 @@ def interleaved(calls: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def matmuls(threads: int, folder: Path | None) -> None:
+def matmuls(threads: int, folder: Path | None, formats: list[str]) -> None:
     torch.set_num_threads(threads)
     ggml = Ggml(libraries(folder))
     family = CpuFamily("cpu", "a16", "")
@@ -70,6 +88,8 @@ def matmuls(threads: int, folder: Path | None) -> None:
     for n, k in SHAPES:
         weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
         for name, mode, peer, sizes in PAIRS:
+            if formats and name not in formats:
+                continue
             packed = pack_as(quantize(weight, name, search="none"), "cpu_tile")
             config = CpuConfig("cpu", best().name, mode)
             copies = [packed] + [packed.map_tensors(torch.clone) for _ in range(int(WORKING_SET / packed.nbytes))]
@@ -155,25 +175,28 @@ def lowbit_round(model: Any) -> tuple[float, float]:
         return middle - start, time.perf_counter() - middle
 
 
-def models(path: str, formats: list[str], threads: int, python: str) -> None:
+def models(paths: list[str], formats: list[str], threads: int, python: str) -> None:
+    """paths: files for llama.cpp, the first of them for lowbit too."""
     import lowbit
     from lowbit.quantizers import Recipe, quantize_checkpoint
 
     torch.set_num_threads(threads)
     rounds: dict[str, list[tuple[float, float]]] = {}
-    peer = Peer(python, path, threads)
+    peers = {f"llama.cpp {Path(path).stem}": Peer(python, path, threads) for path in paths}
     loaded = {}
     for name in ["as it is", *formats]:
-        checkpoint = lowbit.open_checkpoint(path)
+        checkpoint = lowbit.open_checkpoint(paths[0])
         if name != "as it is":
-            checkpoint = quantize_checkpoint(checkpoint, Recipe.uniform(name))
+            checkpoint = quantize_checkpoint(checkpoint, Recipe.uniform(name, tables="keep"), search="none")
         for backend in ("auto", "cpu_a8"):
             loaded[f"{name} {backend}"] = lowbit.LLM(checkpoint, dtype="bfloat16", backend=backend).model
     for _ in range(MODEL_ROUNDS):
-        rounds.setdefault("llama.cpp", []).append(peer.round())
+        for name, peer in peers.items():
+            rounds.setdefault(name, []).append(peer.round())
         for name, model in loaded.items():
             rounds.setdefault(name, []).append(lowbit_round(model))
-    rows = []
+    width = max(map(len, rounds)) + 1
+    rows: list[dict[str, Any]] = []
     for name, pairs in rounds.items():
         row: dict[str, Any] = {"name": name}
         for i, (what, tokens) in enumerate((("prefill", PROMPT), ("decode", DECODED))):
@@ -181,24 +204,31 @@ def models(path: str, formats: list[str], threads: int, python: str) -> None:
             row[f"{what}_best"] = round(tokens / min(seconds), 1)
             row[f"{what}_median"] = round(tokens / statistics.median(seconds), 1)
         rows.append(row)
-        print(f"{name:24} tokens/s, best and median: prefill {row['prefill_best']:7.1f} {row['prefill_median']:7.1f}   "
-              f"decode {row['decode_best']:6.1f} {row['decode_median']:6.1f}")  # fmt: skip
-    save("cpu", f"model_{Path(path).stem}", rows, prompt=PROMPT, decoded=DECODED, rounds=MODEL_ROUNDS - 1)
+        if name in loaded:
+            theirs = [other for other in rows if other["name"] in peers]
+            for what in ("prefill", "decode"):
+                row[f"{what}_over"] = {
+                    other["name"]: round(row[f"{what}_median"] / other[f"{what}_median"], 2) for other in theirs
+                }
+        over = ", ".join(f"x {row['decode_over'][peer]:.2f}" for peer in peers) if name in loaded else ""
+        speeds = "   ".join(f"{w} {row[f'{w}_best']:7.1f} {row[f'{w}_median']:7.1f}" for w in ("prefill", "decode"))
+        print(f"{name:{width}} tokens/s, best and median: {speeds}   {over}")
+    save("cpu", f"model_{Path(paths[0]).stem}", rows, prompt=PROMPT, decoded=DECODED, rounds=MODEL_ROUNDS - 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["matmul", "model"])
-    parser.add_argument("file", nargs="?")
+    parser.add_argument("files", nargs="*", help="GGUF files of one model")
     parser.add_argument("--formats", nargs="*", default=[])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--ggml", type=Path)
     parser.add_argument("--llama", default=sys.executable)
     arguments = parser.parse_args()
     if arguments.what == "matmul":
-        matmuls(arguments.threads or 1, arguments.ggml)
-    elif arguments.file:
-        models(arguments.file, arguments.formats, arguments.threads or 2, arguments.llama)
+        matmuls(arguments.threads or 1, arguments.ggml, arguments.formats)
+    elif arguments.files:
+        models(arguments.files, arguments.formats, arguments.threads or 2, arguments.llama)
     else:
         parser.error("model needs a GGUF file")
 
