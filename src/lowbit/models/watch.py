@@ -10,9 +10,9 @@ from torch import Tensor, nn
 class Watch:
     """The modules, parameters and buffers under some roots, as they are now.
 
-    `holds()` is false once one of them was replaced or their memory moved, or a parameter was changed in place (norms and biases are copied
-    into programs; packed weights are read where they lie, so changes in place are seen anyway). Writing through
-    `parameter.data` hides the change from torch itself, and so from here.
+    `holds()` is false once one of them was replaced or their memory moved, or a parameter was changed in place (norms
+    and biases are copied into programs; packed weights are read where they lie, so changes in place are seen anyway).
+    Writing through `parameter.data` hides the change from torch itself, and so from here.
     """
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
