@@ -23,6 +23,7 @@ from lowbit.formats import (
     WeightFormat,
     WholeTensor,
     Zero,
+    as_format,
     parse_format,
 )
 
@@ -132,9 +133,24 @@ def test_bits_per_weight_are_those_of_the_files(name: str, bits: float) -> None:
         ("codebook[1,2,3]", "a codebook of 3 entries"),
         ("float4", "format 'float4': a format begins with int1 to int8"),
         ("", "format '': a format begins with"),
+        ("int4_", "format 'int4_': a format begins with"),
+        ("int4__g64", "part '' of 'int4__g64'"),
+        ("int4_g64_", "part '' of 'int4_g64_'"),
+        ("int\N{DEVANAGARI DIGIT FOUR}", "a format begins with"),
+        ("int4_g\N{DEVANAGARI DIGIT THREE}", "after the element come a grouping"),
+        ("int4_su4-fp16x\N{SUPERSCRIPT TWO}", "after the element come a grouping"),
+        ("int" + "9" * 5000, "a format begins with"),
+        ("int4_g" + "9" * 5000, "after the element come a grouping"),
+        ("codebook[1e39,1]", "every entry is a finite number that float32 holds"),
     ],
 )
 def test_wrong_names_are_explained(name: str, message: str) -> None:
     with pytest.raises(FormatError) as error:
         parse_format(name)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, 4, b"int4"])
+def test_what_is_no_format_at_all_is_said(value: object) -> None:
+    with pytest.raises(FormatError, match="it is a WeightFormat or its name, such as 'int4_g64'"):
+        as_format(value)  # type: ignore[arg-type]

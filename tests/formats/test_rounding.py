@@ -148,3 +148,13 @@ def test_zero_kinds_follow_their_equations() -> None:
         zero = q.zero_values(torch.float64)[:, :, None]  # type: ignore[index]
         want = codes * scale + zero if q.format.zero is Zero.MIN else (codes - zero) * scale
         assert torch.equal(q.dequantize(torch.float64), want.reshape(8, 64))
+
+
+@pytest.mark.parametrize("grouping", ["g", "flat", "block4x", "block9"])
+@pytest.mark.parametrize("zero", ["", "_asym"])
+def test_groups_larger_than_the_weight_cost_no_memory(grouping: str, zero: str) -> None:
+    """A size beyond the weight means one group, however large it is: it may come from a stranger's file."""
+    size = "123456789012x5" if grouping == "block9" else "123456789012345"
+    weight = gaussian(7, 30)
+    q = quantize(weight, f"int8_{grouping}{size}{zero}", importance=torch.ones(30))
+    assert (q.dequantize() - weight).norm() < 0.02 * weight.norm()

@@ -265,9 +265,9 @@ class Codebook(TableElement):
     def __post_init__(self) -> None:
         if len(self.entries) not in {2, 4, 8, 16}:
             raise FormatError(f"a codebook of {len(self.entries)} entries: codebooks have 2, 4, 8 or 16 entries")
-        if not all(math.isfinite(v) for v in self.entries):
-            raise FormatError(f"codebook entry in {self.entries}: every entry is a finite number")
-        rounded = tuple(torch.tensor(self.entries, dtype=torch.float32, device="cpu").tolist())
+        rounded = tuple(torch.tensor(self.entries, dtype=torch.float64, device="cpu").float().tolist())
+        if not all(math.isfinite(v) for v in rounded):
+            raise FormatError(f"codebook entry in {self.entries}: every entry is a finite number that float32 holds")
         if not any(rounded):
             raise FormatError("a codebook of zeros only represents nothing: give at least one other number")
         object.__setattr__(self, "entries", rounded)

@@ -49,7 +49,8 @@ class Grouping(ABC):
     def split(self, x: Tensor, zero_fill: bool = False) -> Tensor:
         """x [n, k], any dtype -> [groups, group length], in the order of the flattened scales.
 
-        A short group is filled with copies of its last weight, or with zeros.
+        A short group is filled with copies of its last weight, or with zeros. A group is never longer than what there
+        is to share a scale, whatever its size.
         """
 
     @abstractmethod
@@ -83,14 +84,15 @@ class Along(Grouping):
         return (n, self.groups(k))
 
     def is_padded(self, n: int, k: int) -> bool:
-        return k % self.size != 0
+        return k % min(self.size, k) != 0
 
     def split(self, x: Tensor, zero_fill: bool = False) -> Tensor:
         k = x.shape[1]
-        return _grow(x, 0, self.groups(k) * self.size - k, zero_fill).reshape(-1, self.size)
+        length = min(self.size, k)
+        return _grow(x, 0, self.groups(k) * length - k, zero_fill).reshape(-1, length)
 
     def join(self, groups: Tensor, n: int, k: int) -> Tensor:
-        return groups.reshape(n, self.groups(k) * self.size)[:, :k]
+        return groups.reshape(n, -1)[:, :k]
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,27 @@ class Block(Grouping):
     def scale_shape(self, n: int, k: int) -> tuple[int, ...]:
         return (-(-n // self.rows), -(-k // self.columns))
 
+    def _within(self, n: int, k: int) -> tuple[int, int]:
+        """Rows and columns of the largest block that a [n, k] tensor has."""
+        return min(self.rows, n), min(self.columns, k)
+
     def is_padded(self, n: int, k: int) -> bool:
-        return n % self.rows != 0 or k % self.columns != 0
+        rows, columns = self._within(n, k)
+        return n % rows != 0 or k % columns != 0
 
     def split(self, x: Tensor, zero_fill: bool = False) -> Tensor:
         n, k = x.shape
         down, across = self.scale_shape(n, k)
-        x = _grow(x, down * self.rows - n, across * self.columns - k, zero_fill)
-        blocks = x.reshape(down, self.rows, across, self.columns).permute(0, 2, 1, 3)
-        return blocks.reshape(down * across, self.rows * self.columns)
+        rows, columns = self._within(n, k)
+        x = _grow(x, down * rows - n, across * columns - k, zero_fill)
+        blocks = x.reshape(down, rows, across, columns).permute(0, 2, 1, 3)
+        return blocks.reshape(down * across, rows * columns)
 
     def join(self, groups: Tensor, n: int, k: int) -> Tensor:
         down, across = self.scale_shape(n, k)
-        x = groups.reshape(down, across, self.rows, self.columns).permute(0, 2, 1, 3)
-        return x.reshape(down * self.rows, across * self.columns)[:n, :k]
+        rows, columns = self._within(n, k)
+        x = groups.reshape(down, across, rows, columns).permute(0, 2, 1, 3)
+        return x.reshape(down * rows, across * columns)[:n, :k]
 
 
 @dataclass(frozen=True)
@@ -184,11 +193,12 @@ class Flat(Grouping):
         return (-(-n * k // self.size),)
 
     def is_padded(self, n: int, k: int) -> bool:
-        return n * k % self.size != 0
+        return n * k % min(self.size, n * k) != 0
 
     def split(self, x: Tensor, zero_fill: bool = False) -> Tensor:
         flat = x.reshape(1, -1)
-        return _grow(flat, 0, -flat.shape[1] % self.size, zero_fill).reshape(-1, self.size)
+        length = min(self.size, flat.shape[1])
+        return _grow(flat, 0, -flat.shape[1] % length, zero_fill).reshape(-1, length)
 
     def join(self, groups: Tensor, n: int, k: int) -> Tensor:
         return groups.reshape(-1)[: n * k].reshape(n, k)

@@ -49,8 +49,10 @@ SHORT_NAMES: dict[str, str] = PRINTED_NAMES | {
     "fp4": "fp4_e2m1",
 }
 
-_ELEMENT = re.compile(r"(int\d+|ternary|fp\d_e\dm\d|nf4|iq4_nl|fp4_bnb|codebook\[[^\]]*\])(?:_|$)")
-_SCALE = re.compile(r"s([a-z]\w*)(?:-([a-z]+\d+)x(\w+))?")
+_ELEMENT = re.compile(r"(int\d{1,9}|ternary|fp\d_e\dm\d|nf4|iq4_nl|fp4_bnb|codebook\[[^\]]*\])(?:_(?=.)|$)", re.ASCII)
+_GROUP = re.compile(r"(g|flat)(\d{1,15})", re.ASCII)
+_BLOCK = re.compile(r"block(\d{1,15})x(\d{1,15})", re.ASCII)
+_SCALE = re.compile(r"s([a-z]\w*)(?:-([a-z]+\d+)x(\d{1,15}|[a-z]\w*))?", re.ASCII)
 
 
 def _element(text: str, name: str) -> Element:
@@ -79,9 +81,9 @@ def _element(text: str, name: str) -> Element:
 def _grouping(text: str) -> Grouping | None:
     if text in {"channel", "tensor"}:
         return Channel() if text == "channel" else WholeTensor()
-    if match := re.fullmatch(r"(g|flat)(\d+)", text):
+    if match := _GROUP.fullmatch(text):
         return (Along if match[1] == "g" else Flat)(int(match[2]))
-    if match := re.fullmatch(r"block(\d+)x(\d+)", text):
+    if match := _BLOCK.fullmatch(text):
         return Block(int(match[1]), int(match[2]))
     return None
 
@@ -139,8 +141,12 @@ def parse_format(name: str) -> WeightFormat:
 
 
 def as_format(format: str | WeightFormat) -> WeightFormat:  # noqa: A002 - the field's word
-    """A WeightFormat from itself or its name. Raises FormatError for a name that is none."""
-    return parse_format(format) if isinstance(format, str) else format
+    """A WeightFormat from itself or its name. Raises FormatError for a name that is none, and for anything else."""
+    if isinstance(format, WeightFormat):
+        return format
+    if not isinstance(format, str):
+        raise FormatError(f"format {format!r}: it is a WeightFormat or its name, such as 'int4_g64'")
+    return parse_format(format)
 
 
 @lru_cache(maxsize=4096)
