@@ -14,6 +14,27 @@ from lowbit.kernels.cpu.ir import FLOAT, I8, Value, vector
 from lowbit.packing.cpu_tile import PLANES, QUADS, TILE_ROWS
 
 LINE_BYTES = TILE_ROWS * 4
+_POWERS: dict[int, tuple[tuple[int, ...], ...]] = {  # for codes of so many bits, those for short sums first
+    1: ((0, 1), (0, 1, 2, 3)),
+    2: ((0, 2), (0, 2, 4, 6)),
+    3: ((0, 1), (0, 2, 4, 4)),
+    4: ((0, 4),),
+    5: ((0, 1),),
+    6: ((0, 2),),
+    7: ((0, 1),),
+    8: (),
+}
+_COLUMNS_OF_A_POWER = 16  # that a sum must have for each power, or dividing costs more than the shifts it spares
+
+
+def powers(bits: int, columns: int, sums: int) -> tuple[int, ...]:
+    """Powers of two to multiply the codes of quads by, in turns: quad q by 2^powers[q % length].
+
+    Bits that stay where they are stored, or that move together with those of other quads, take fewer shifts; but every
+    power takes an accumulator of its own, to be divided at the end. columns: of a sum; sums: that a quad adds to.
+    """
+    paying = [p for p in _POWERS[bits] if len(p) * _COLUMNS_OF_A_POWER * sums <= columns]
+    return paying[-1] if paying else (0,)
 
 
 def _every_byte(mask: int) -> int:
@@ -23,29 +44,32 @@ def _every_byte(mask: int) -> int:
 class Block:
     """One block of 32 columns of a tile: eight quads, unpacked when asked for, each line loaded once.
 
-    pointer: the block's first line, at this vector's rows.
+    pointer: the block's first line, at this vector's rows; ahead: the bytes from a line to the one to be fetched into
+    a cache when it is loaded, and that cache's level.
     """
 
-    def __init__(self, f: Emitter, bits: int, pointer: Value) -> None:
-        self.f, self.bits, self.pointer = f, bits, pointer
+    def __init__(self, f: Emitter, bits: int, pointer: Value, ahead: tuple[int, int] | None = None) -> None:
+        self.f, self.bits, self.pointer, self.ahead = f, bits, pointer, ahead
         self._lines: dict[int, Value] = {}
 
     def _line(self, index: int) -> Value:
         if index not in self._lines:
+            if self.ahead:
+                self.f.prefetch(self.f.at(self.pointer, index * LINE_BYTES + self.ahead[0]), self.ahead[1])
             self._lines[index] = self.f.load(self.f.ints, self.f.at(self.pointer, index * LINE_BYTES), 4)
         return self._lines[index]
 
-    def quad(self, index: int) -> Value:
-        """Codes of columns 4 index to 4 index + 3, one a byte."""
+    def quad(self, index: int, power: int = 0) -> Value:
+        """Codes of columns 4 index to 4 index + 3, one a byte, times 2^power."""
         assert 0 <= index < QUADS
         first, low, quad = 0, 0, None
         for plane in PLANES[self.bits]:
             line, place = divmod(index, 8 // plane)
             digits = self._line(first + line)
             if plane < 8:
-                shift = plane * place - low
+                shift = plane * place - low - power
                 digits = digits >> shift if shift >= 0 else digits << -shift
-                digits = digits & _every_byte(((1 << plane) - 1) << low)
+                digits = digits & _every_byte(((1 << plane) - 1) << (low + power))
             quad = digits if quad is None else quad | digits
             first, low = first + plane, low + plane
         assert quad is not None

@@ -190,6 +190,11 @@ class Function:
     def store(self, value: Value, pointer: Value, align: int = 1) -> None:
         self.do(f"store {value.type} {value.name}, ptr {pointer.name}, align {align}")
 
+    def prefetch(self, pointer: Value, level: int) -> None:
+        """Asks for the cache line at a pointer, which need not be readable. level: 1 the nearest cache, 2 the next."""
+        self.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer.name}, i32 0, i32 {4 - level}, i32 1)")
+
     def stack(self, size_bytes: int) -> Value:
         """Memory that lives until the function returns; call it outside of loops."""
         return self.emit(PTR, f"alloca [{size_bytes} x i8], align 64")

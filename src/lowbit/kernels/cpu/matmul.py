@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from lowbit.formats import WeightFormat
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.cpu.activations import PLANE_COUNT
-from lowbit.kernels.cpu.decode import LINE_BYTES, Block, ByteDecoder, FloatDecoder
+from lowbit.kernels.cpu.decode import LINE_BYTES, Block, ByteDecoder, FloatDecoder, powers
 from lowbit.kernels.cpu.dot import dot
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
@@ -32,6 +32,9 @@ from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
 
 MOST_ROWS = 4  # of x in one pass: more do not fit the registers beside the weights
 ROW_STRIDE = 512  # floats from one row of results to the next
+# Bytes of words to fetch ahead and the level of the cache they go to, where scales are a second stream beside them: the
+# processor's own prefetching falls behind with two. Wide codes keep the memory busy enough; more than this slows them.
+_FETCH_NARROW, _FETCH_WIDE, _NARROW_BITS = (8192, 2), (4096, 1), 3
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,23 @@ class _Operands:
     words: Value  # the tile's first line, at this vector's rows
     scales: GroupScales
 
+    def __post_init__(self) -> None:
+        zero = self.f.const(I64, 0)
+        self._whole_row = None if self.spec.group else (self.scales.scale(zero), self.scales.zero(zero))
+
+    def scale(self, group: Value) -> Value:
+        return self._whole_row[0] if self._whole_row else self.scales.scale(group)
+
+    def zero(self, group: Value) -> Value | None:
+        return self._whole_row[1] if self._whole_row else self.scales.zero(group)
+
     def block(self, step: Value, index: int) -> Block:
         bits = self.spec.format.bits
         start = self.f.at(self.words, step * (self.spec.step // BLOCK_COLUMNS * bits * LINE_BYTES))
-        return Block(self.f, bits, self.f.at(start, index * bits * LINE_BYTES))
+        ahead = None
+        if self.spec.group and self.f.lanes == TILE_ROWS:
+            ahead = _FETCH_NARROW if bits <= _NARROW_BITS else _FETCH_WIDE
+        return Block(self.f, bits, self.f.at(start, index * bits * LINE_BYTES), ahead)
 
     def planes(self, step: Value, quad_bytes: int) -> Value:
         return self.f.at(self.f.arg("planes"), step * (self.spec.step // 4 * quad_bytes))
@@ -150,30 +166,35 @@ class _IntegerStep:
             factors = [factor * self.decoder.unit for factor in factors]
         totals: list[Value | None] = [None] * rows  # of the step, still to be multiplied by x's scales
         for index, ((first, end), group) in enumerate(zip(ranges, groups, strict=True)):
-            zero = o.scales.zero(group)
+            zero = o.zero(group)
             x_sums = [f.broadcast(I32, f.at(sums, (index * rows + row) * 4)) for row in range(rows)]
             starts = [self._start(o, x_sum, zero) for x_sum in x_sums]
-            split = self._split(f, planes * rows)
-            acc = [[[start if p == planes - 1 else f.zero(f.ints)] for p in range(planes)] for start in starts]
-            for start_row in acc:
-                for plane in start_row:
-                    plane.extend(f.zero(f.ints) for _ in range(split - 1))
+            shares = self._shares(o, 4 * (end - first))
+            acc = [[[f.zero(f.ints) for _ in shares] for _ in range(planes)] for _ in starts]
+            for start_row, start in zip(acc, starts, strict=True):
+                start_row[-1][0] = start
             for block_index in range(first // QUADS, -(-end // QUADS)):
                 block = blocks.setdefault(block_index, o.block(step, block_index))
                 quads = range(max(first, block_index * QUADS), min(end, (block_index + 1) * QUADS))
-                self._block(o, block, quads, x, acc)
-            scale = o.scales.scale(group)
+                self._block(o, block, quads, x, acc, shares)
+            scale = o.scale(group)
             for row in range(rows):
-                totals[row] = self._finish(o, acc[row], x_sums[row], zero, scale, totals[row])
+                totals[row] = self._finish(o, acc[row], shares, x_sums[row], zero, scale, totals[row])
         return [f.fma(t, x, r) for t, x, r in zip(totals, factors, results, strict=True) if t is not None]
 
-    @staticmethod
-    def _split(f: Emitter, sums: int) -> int:
-        """Accumulators for each sum: enough chains of dot products to hide their latency, while registers last."""
+    def _shares(self, o: _Operands, columns: int) -> tuple[int, ...]:
+        """The accumulators that share a sum over so many columns, as the powers of two their weights come with.
+
+        Enough chains of dot products to hide their latency, while registers last.
+        """
+        f, sums = o.f, PLANE_COUNT[o.spec.mode] * o.spec.rows
         if f.isa.dot != "vnni":
-            return 1
-        chains = f.lanes // 4  # more gain nothing: their sums cost as much
-        return max(1, min(4, chains // sums))
+            return (0,)
+        chains = max(1, min(4, f.lanes // 4 // sums))  # more gain nothing: their sums cost as much
+        if f.lanes < TILE_ROWS or sums > 2 or self.decoder.table is not None:
+            return (0,) * chains
+        shares = powers(o.spec.format.bits, columns, sums)
+        return shares * max(1, chains // len(shares))
 
     def _start(self, o: _Operands, x_sum: Value, zero: Value | None) -> Value:
         kind = o.spec.format.zero
@@ -182,22 +203,34 @@ class _IntegerStep:
             return zero * x_sum
         return x_sum if kind is Zero.NONE and self.decoder.gain == 1 else o.f.zero(o.f.ints)
 
-    def _block(self, o: _Operands, block: Block, quads: range, x: Value, acc: list[list[list[Value]]]) -> None:
+    def _block(
+        self,
+        o: _Operands,
+        block: Block,
+        quads: range,
+        x: Value,
+        acc: list[list[list[Value]]],
+        shares: tuple[int, ...],
+    ) -> None:
         """Adds the products of some quads of a block, as many at a time as the kind of dot product likes."""
-        f, planes, rows = o.f, PLANE_COUNT[o.spec.mode], o.spec.rows
-        together = QUADS if f.isa.dot == "maddubs" else len(acc[0][0])
+        f, planes, rows, count = o.f, PLANE_COUNT[o.spec.mode], o.spec.rows, len(shares)
+        together = QUADS if f.isa.dot == "maddubs" else count
         for start in range(quads.start, quads.stop, together):
             some = range(start, min(start + together, quads.stop))
-            weights = [self.decoder.look_up(f, block.quad(q % QUADS)) for q in some]
+            weights = [self.decoder.look_up(f, block.quad(q % QUADS, shares[q % count])) for q in some]
             for row in range(rows):
                 for plane in range(planes):
                     xs = [f.broadcast(I32, f.at(x, ((q * rows + row) * planes + plane) * 4)) for q in some]
-                    dot(f, acc[row][plane], weights, xs, self.decoder.largest)
+                    turn = start % count
+                    sums = acc[row][plane][turn:] + acc[row][plane][:turn]
+                    dot(f, sums, weights, xs, self.decoder.largest)
+                    acc[row][plane] = sums[count - turn :] + sums[: count - turn]
 
     def _finish(
         self,
         o: _Operands,
         planes: list[list[Value]],
+        shares: tuple[int, ...],
         x_sum: Value,
         zero: Value | None,
         scale: Value,
@@ -207,9 +240,12 @@ class _IntegerStep:
         f, kind = o.f, o.spec.format.zero
         integer = None
         for parts in planes:
-            plane = parts[0]
-            for part in parts[1:]:
-                plane = plane + part
+            by_power: dict[int, Value] = {}
+            for part, power in zip(parts, shares, strict=True):
+                by_power[power] = by_power[power] + part if power in by_power else part
+            plane = by_power.pop(0)
+            for power, part in by_power.items():
+                plane = plane + part.arithmetic_shift(power)
             integer = plane if integer is None else (integer << 8) + plane
         assert integer is not None
         if self.decoder.gain != 1:
@@ -239,7 +275,7 @@ class _FloatStep:
         x = o.planes(step, rows * 16)
         blocks: dict[int, Block] = {}
         for (first, end), group in zip(ranges, groups, strict=True):
-            scale, zero = o.scales.scale(group), o.scales.zero(group)
+            scale, zero = o.scale(group), o.zero(group)
             weight_of = unscaled_weights(self.decoder, spec.format, scale, zero)
             acc = [[f.zero(f.floats), f.zero(f.floats)] for _ in range(rows)]
             for quad in range(first, end):
