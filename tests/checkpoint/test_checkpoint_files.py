@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,6 +69,19 @@ def test_a_new_directory_appears_at_the_end(tmp_path):
         assert not target.exists()
     assert (target / "a").read_text() == "x"
     assert [p.name for p in target.parent.iterdir()] == ["out"]
+
+
+def test_targets_that_cannot_be_replaced_are_refused_at_once(tmp_path, monkeypatch):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="link exists and is not an empty directory"), new_directory(link):
+        pytest.fail("the work began")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for name, says in ((".", "such as model"), ("", "such as model"), ("x/..", "such as x/../model")):
+        message = f"is no name for a new directory: choose one, {says}"
+        with pytest.raises(CheckpointError, match=message), new_directory(Path(name)):
+            pytest.fail("the work began")
 
 
 def test_an_empty_directory_may_be_filled(tmp_path):

@@ -48,10 +48,19 @@ def test_prompt_from_stdin_and_chat_template(model: str, lowbit: Run, monkeypatc
     assert data["prompt_tokens"] == len("user: Hi\nassistant: ")
 
 
+@pytest.mark.parametrize("command", [["generate", "-"], ["chat"]])
+def test_stdin_that_is_no_text(command: list[str], model: str, lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    done = lowbit(command[0], model, *command[1:])
+    assert done.code == 2
+    assert "stdin is not utf-8 text (invalid start byte at byte 2): convert it" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([""], "the prompt is empty"),
+        (["a\udcff"], "the text holds '\\udcff' at 1, which is no character"),
         ([" \n"], "the prompt is empty"),
         (["x" * 200], "prompt has 200 tokens: the model's context is 96"),
         (["x", "--temperature", "-1"], "temperature=-1.0: must be at least 0"),

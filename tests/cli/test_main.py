@@ -44,6 +44,19 @@ def test_version(lowbit: Run) -> None:
     assert lowbit("--version").out == f"lowbit {__version__}\n"
 
 
+def test_no_command_is_help_and_no_error(lowbit: Run) -> None:
+    for arguments in ([], ["bench"]):
+        done = lowbit(*arguments)
+        assert (done.code, done.err) == (2, "")
+        assert "Usage: lowbit" in done.out
+
+
+def test_errors_do_not_steer_the_terminal(lowbit: Run) -> None:
+    done = lowbit("inspect", "a\x1b[31m\x07")
+    assert done.code == 1
+    assert "a [31m  does not exist" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -51,6 +64,7 @@ def test_version(lowbit: Run) -> None:
         (["quantize", "a"], "Missing argument 'OUTPUT'; lowbit quantize --help shows what there is"),
         (["inspect", "a", "--nope"], "No such option"),
         (["eval", "a", "--window", "many"], "Invalid value for '--window'"),
+        (["eval", "a", "--window", "0"], "Invalid value for '--window'"),
     ],
 )
 def test_usage_errors(arguments: list[str], says: str, lowbit: Run) -> None:

@@ -78,8 +78,10 @@ def new_directory(path: Path) -> Iterator[Path]:
     Raises CheckpointError for a target that is taken and for every failure of the file system.
     """
     taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    if taken:
+    if taken or path.is_symlink():
         raise CheckpointError(f"{path} exists and is not an empty directory: choose another name or remove it first")
+    if path.name in {"", ".."}:
+        raise CheckpointError(f"{path} is no name for a new directory: choose one, such as {path / 'model'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))

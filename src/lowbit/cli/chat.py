@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowbit.cli import options
-from lowbit.cli.console import note
+from lowbit.cli.console import note, typed_text
 from lowbit.cli.generate import timing_line, write_pieces
 from lowbit.errors import UsageError
 
@@ -122,7 +122,7 @@ def _lines() -> Iterator[str]:
     person = sys.stdin.isatty()
     while True:
         try:
-            yield input("> " if person else "").strip()
+            yield typed_text(lambda: input("> " if person else "")).strip()
         except EOFError:
             if person:
                 note("")

@@ -42,6 +42,19 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else " " for c in text)
 
 
+def typed_text(read: Callable[[], str]) -> str:
+    """What read() takes from stdin. Raises UsageError where that is no text."""
+    from lowbit.errors import UsageError
+
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"stdin is not {error.encoding} text ({error.reason} at byte {error.start}): convert it, or set "
+            "PYTHONIOENCODING to the encoding it has"
+        ) from error
+
+
 @contextmanager
 def progress(what: str, unit: str = "") -> Iterator[Report]:
     """A bar on stderr while the block runs, gone afterwards; nothing when stderr is no terminal.

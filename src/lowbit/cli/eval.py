@@ -28,7 +28,7 @@ def command(
     text: Annotated[
         str, typer.Option(help="wikipedia (in the package gensim), or the path of a text file.")
     ] = "wikipedia",
-    window: Annotated[int, typer.Option(help="Tokens per window.")] = 1024,
+    window: Annotated[int, typer.Option(help="Tokens per window.", min=1)] = 1024,
     stride: Annotated[
         int | None, typer.Option(help="Tokens from window to window; the default is no overlap.", show_default=False)
     ] = None,

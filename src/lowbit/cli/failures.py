@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from lowbit.cli.console import printable
 from lowbit.errors import LowbitError, UsageError
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -62,6 +63,8 @@ def explain_failure(error: BaseException) -> tuple[int, str]:
         return USAGE, str(error)
     if isinstance(error, LowbitError):
         return FAILED, str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed, which says it all
+        return USAGE, ""
     if (say := getattr(error, "format_message", None)) is not None:  # the parser's own errors
         return getattr(error, "exit_code", USAGE), _parser_message(error, say())
     if isinstance(error, OSError):
@@ -90,7 +93,7 @@ def report(error: BaseException, debug: bool) -> int:
     if message:
         if debug:
             traceback.print_exception(error, file=sys.stderr)
-        print(_prefix() + message, file=sys.stderr)  # noqa: T201
+        print(_prefix() + printable(message), file=sys.stderr)  # noqa: T201
     return code
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli import options
-from lowbit.cli.console import note, printable, show_json
+from lowbit.cli.console import note, printable, show_json, typed_text
 from lowbit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def command(
     from lowbit.runtime import SamplingParams
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ()))
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = typed_text(sys.stdin.read) if prompt == "-" else prompt
     if not text.strip():
         raise UsageError("the prompt is empty: write some text to continue, or - to read it from stdin")
     chosen = choose_recipe(recipe, format)

@@ -85,7 +85,17 @@ class LLM:
         return frozenset(self.config.eos_ids) | frozenset(data.eos_ids if data else ())
 
     def encode(self, text: str) -> list[int]:
-        """Text -> token ids, with a beginning-of-sequence token where the model wants one."""
+        """Text -> token ids, with a beginning-of-sequence token where the model wants one.
+
+        Raises UsageError for a string that is no text because it holds halves of characters (lone surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text holds {text[error.start]!r} at {error.start}, which is no character: it was read from bytes "
+                "in another encoding than UTF-8; convert it"
+            ) from error
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
