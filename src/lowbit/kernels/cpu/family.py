@@ -1,8 +1,8 @@
 """The family of compiled CPU kernels: W4A16 and its kin on any format with groups along k.
 
 x in 16 bits is taken as 16-bit fixed point (a16, as good as fp16), x in float32 is multiplied in float32; formats whose
-numbers are not small integers are multiplied in float32 at any x. `cpu_a8` is the same with x in 8 bits: faster from
-m = 2 on, and less exact, so it has to be asked for.
+numbers are not small integers are multiplied in float32 at any x. `cpu_a8` is the same with x in 8 bits: faster, and
+less exact, so it has to be asked for.
 """
 
 from __future__ import annotations

@@ -32,9 +32,6 @@ from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
 
 MOST_ROWS = 4  # of x in one pass: more do not fit the registers beside the weights
 ROW_STRIDE = 512  # floats from one row of results to the next
-# Bytes of words to fetch ahead and the level of the cache they go to, where scales are a second stream beside them: the
-# processor's own prefetching falls behind with two. Wide codes keep the memory busy enough; more than this slows them.
-_FETCH_NARROW, _FETCH_WIDE, _NARROW_BITS = (8192, 2), (4096, 1), 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,19 @@ class MatmulSpec:
     tail: int  # columns of the short last step, 0 for none
     group: int  # columns of a group, 0 for a whole row
     accumulate: bool = False  # add to y
+
+    @property
+    def ahead(self) -> tuple[int, int] | None:
+        """Words to fetch ahead: bytes, and the level of the cache they go to.
+
+        What processors fetch by themselves falls behind two streams, words and scales. Where arithmetic takes longer
+        than memory, the second cache leaves the first to what is in use; where memory does, its fetches come too late.
+        """
+        if self.format.bits <= 3 and self.mode != "a8":
+            return 16384, 2
+        if self.group == 0:
+            return None
+        return (8192 if self.format.bits <= 3 else 4096), 1
 
     @property
     def steps(self) -> Steps:
@@ -93,9 +103,7 @@ class _Operands:
     def block(self, step: Value, index: int) -> Block:
         bits = self.spec.format.bits
         start = self.f.at(self.words, step * (self.spec.step // BLOCK_COLUMNS * bits * LINE_BYTES))
-        ahead = None
-        if self.spec.group and self.f.lanes == TILE_ROWS:
-            ahead = _FETCH_NARROW if bits <= _NARROW_BITS else _FETCH_WIDE
+        ahead = self.spec.ahead if self.f.lanes == TILE_ROWS else None  # measured with 512 bits only
         return Block(self.f, bits, self.f.at(start, index * bits * LINE_BYTES), ahead)
 
     def planes(self, step: Value, quad_bytes: int) -> Value:
