@@ -204,3 +204,19 @@ def test_a_model_config_cannot_be_invalid() -> None:
         replace(config, num_layers=0)
     with pytest.raises(ModelError, match=r"^vocab_size=True: must be a whole number"):
         replace(config, vocab_size=True)
+
+
+@pytest.mark.parametrize(("name", "most"), [("num_hidden_layers", 4096), ("hidden_size", 1 << 28)])
+def test_absurd_sizes_are_refused_before_anything_is_built(name: str, most: int) -> None:
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 40,
+        "max_position_embeddings": 128,
+        name: 10**9,
+    }
+    with pytest.raises(ModelError, match=f"{name}=1000000000 in the model's config: lowbit takes at most {most}"):
+        model_config(config)

@@ -14,6 +14,8 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.rope import config_number, parse_rope
 
 ConfigDict = Mapping[str, Any]
+MOST = {"num_hidden_layers": 1 << 12}  # what is built before any tensor is looked at has to be bounded
+MOST_SIZE = 1 << 28
 FAMILIES: dict[str, Callable[[ConfigDict], ModelConfig]] = {}
 
 
@@ -112,6 +114,9 @@ def _size(config: ConfigDict, name: str) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
         raise ModelError(f"{name}={value!r} in the model's config: must be a whole number of at least 1; correct it")
+    most = MOST.get(name, MOST_SIZE)
+    if value > most:
+        raise ModelError(f"{name}={value} in the model's config: lowbit takes at most {most}; the config is damaged")
     return value
 
 
