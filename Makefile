@@ -1,5 +1,5 @@
 # Everything runs in an environment of its own, made on first use from nothing but Python 3.11+ and make.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+PYTHON ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v && exit; done; echo python3)
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
