@@ -108,10 +108,16 @@ def lowbit(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 @pytest.fixture
 def start() -> Callable[..., subprocess.Popen[str]]:
-    """start("chat", "model", ..., stdout=...): the command line in a process of its own."""
+    """start("chat", "model", ..., stdout=...): the command line in a process of its own, as a terminal starts it.
+
+    Control-C reaches it even where these tests run in the background, which starts processes that ignore it.
+    """
 
     def run(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-        code = "import sys; from lowbit.cli.main import main; sys.exit(main())"
+        code = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from lowbit.cli.main import main; sys.exit(main())"
+        )
         environment = os.environ | {"NO_COLOR": "1"}
         return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, env=environment, **options)
 
