@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from checkpoint_builders import llama_tensors, save_gguf, save_hf
@@ -30,6 +32,17 @@ def test_a_configuration_makes_a_directory_hugging_face_whatever_else_lies_there
     save_hf(tmp_path, llama_tensors())
     save_gguf(tmp_path / "m.gguf", llama_tensors())
     assert open_checkpoint(tmp_path).format_name == "safetensors"
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m.safetensors"])
+def test_pipes_are_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="is neither a file nor a directory but a pipe or a device"):
+        open_checkpoint(tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    if name.endswith("safetensors"):
+        with pytest.raises(CheckpointError, match=r"has a config.json but no .safetensors file"):
+            open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

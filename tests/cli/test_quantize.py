@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lowbit import open_checkpoint, parse_format
 
@@ -37,6 +38,16 @@ def test_json_is_all_that_stdout_holds(model: str, lowbit: Run, tmp_path: Path) 
     assert data["formats"]["float32"]["weights"] == 263 * 64 + 5 * 64
     assert data["recipe"]["rules"][0]["format"] == "keep"
     assert data["bytes"] < data["bytes_before"]
+
+
+def test_tensors_without_numbers(lowbit: Run, write_model: Run, tmp_path: Path) -> None:
+    """They have no bits per weight, and are kept as they are."""
+    directory = tmp_path / "empty"
+    write_model(directory)
+    save_file({"a.weight": torch.zeros(0, 4)}, directory / "model.safetensors")
+    done = lowbit("quantize", str(directory), str(tmp_path / "out"), "--format", "int4_g32")
+    assert done.code == 0
+    assert open_checkpoint(tmp_path / "out")["a"].shape == (0, 4)
 
 
 def test_a_recipe_file(model: str, lowbit: Run, tmp_path: Path) -> None:

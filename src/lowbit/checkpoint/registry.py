@@ -32,6 +32,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     local = Path(path).expanduser()
     if not local.exists():
         local = _from_hub(str(path))
+    if not (local.is_dir() or local.is_file()):
+        raise CheckpointError(f"{local} is neither a file nor a directory but a pipe or a device: copy it to a file")
     for reader in readers():
         try:
             mine = reader.probe(local)

@@ -85,7 +85,7 @@ def summary(source: Checkpoint, view: Checkpoint, recipe: Recipe) -> dict[str, A
         "formats": formats,
         "bytes_before": sum(entry.nbytes for entry in source.entries.values()),
         "bytes": nbytes,
-        "bits_per_weight": nbytes * 8 / weights,
+        "bits_per_weight": nbytes * 8 / max(1, weights),
     }
 
 
@@ -109,6 +109,6 @@ def _table(data: dict[str, Any]) -> Any:
     table.add_column("bits/weight", f"{data['bits_per_weight']:.3f}", justify="right")
     table.add_column("bytes", f"{bytes_text(data['bytes'])} (was {bytes_text(data['bytes_before'])})", justify="right")
     for form, row in data["formats"].items():
-        bits = row["bytes"] * 8 / row["weights"]
+        bits = row["bytes"] * 8 / max(1, row["weights"])
         table.add_row(form, str(row["parameters"]), f"{bits:.3f}", bytes_text(row["bytes"]))
     return table

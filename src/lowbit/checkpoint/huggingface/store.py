@@ -113,7 +113,7 @@ def open_directory(directory: Path) -> TensorStore:
         return _open_index(index)
     if (directory / SINGLE).is_file():
         return open_file(directory / SINGLE)
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(p for p in directory.glob("*.safetensors") if p.is_file())
     if len(files) == 1:
         return open_file(files[0])
     if not files:
