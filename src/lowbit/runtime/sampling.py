@@ -83,14 +83,14 @@ def sample(
     generator: torch.Generator,  # on the CPU
 ) -> int:
     """The next token's id. Raises ModelError when the logits hold NaN, +inf, or nothing but -inf."""
-    best = logits.max()
+    best, place = logits.max(0)
     if not math.isfinite(float(best)):  # max carries NaN on
         raise ModelError(
             f"the largest of {logits.numel()} logits is {float(best)}: a value in the model overflowed or its weights "
             "are damaged; try dtype float32 or bfloat16, or another copy of the checkpoint"
         )
     if params.greedy:
-        return int(logits.argmax())
+        return int(place)
 
     # Subtracting first keeps a tiny temperature from making infinities that cancel to NaN.
     weights = ((logits - best) / params.temperature).exp()  # the most likely token weighs 1
