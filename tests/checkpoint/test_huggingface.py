@@ -292,6 +292,14 @@ def test_ids_from_the_configuration(tmp_path, tensors):
     assert (data.bos_token, data.eos_token) == (plain.id_to_token(3), plain.id_to_token(4))
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 32, 10**30])
+def test_ids_that_no_token_has_mean_none(tmp_path, tensors, token):
+    save_hf(tmp_path, tensors, LLAMA_CONFIG | {"bos_token_id": token, "eos_token_id": [token, 5]})
+    save_tokenizer(tmp_path)
+    data = open_checkpoint(tmp_path).tokenizer()
+    assert (data.bos_id, data.eos_ids) == (None, (5,))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -134,6 +135,17 @@ def test_a_closed_pipe_is_no_error(model: str, start: Run) -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_streams_closed_before_the_start(stream: int, model: str, start: Run) -> None:
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = start("generate", model, "-", "--max-tokens", "2", preexec_fn=lambda: os.close(stream), **streams)
+    out, err = process.communicate("Hello" if stream else None, timeout=60)
+    assert process.returncode == (0 if stream else 2)
+    assert (out != "") == (stream == 2)
+    assert {0: "the prompt is empty", 1: "[5 prompt tokens", 2: ""}[stream] in err
+    assert "defect" not in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -206,7 +206,7 @@ def test_a_model_config_cannot_be_invalid() -> None:
         replace(config, vocab_size=True)
 
 
-@pytest.mark.parametrize(("name", "most"), [("num_hidden_layers", 4096), ("hidden_size", 1 << 28)])
+@pytest.mark.parametrize(("name", "most"), [("num_hidden_layers", 4096), ("hidden_size", 1 << 28), ("head_dim", 16384)])
 def test_absurd_sizes_are_refused_before_anything_is_built(name: str, most: int) -> None:
     config = {
         "model_type": "mistral",

@@ -207,15 +207,6 @@ def cases() -> Iterator[tuple[str, Callable[[dict[str, Any]], Any], dict[str, An
         ),
     )
     yield (
-        "layers",  # refused before a module or a list entry is made for each
-        lambda v: None,
-        {"num_hidden_layers": 10**12},
-        (
-            "num_hidden_layers=1000000000000 in the model's config: the checkpoint has 27 tensors in all; "
-            "get the whole checkpoint, or the config that belongs to it"
-        ),
-    )
-    yield (
         "other-head",
         lambda v: None,
         {"tie_word_embeddings": True},

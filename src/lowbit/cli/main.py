@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     options_only = typed[: typed.index("--")] if "--" in typed else typed
     try:
+        _open_what_is_closed()
         warn_in_one_line()
         _replace_what_cannot_be_written()
         code = typer.main.get_command(app).main(args=typed, prog_name="lowbit", standalone_mode=False)
@@ -90,6 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         return failures.report(error, debug="--debug" in options_only)
     return code if isinstance(code, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """A stream that was closed before this process began reads nothing and drops what is written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _replace_what_cannot_be_written() -> None:

@@ -14,7 +14,8 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.rope import config_number, parse_rope
 
 ConfigDict = Mapping[str, Any]
-MOST = {"num_hidden_layers": 1 << 12}  # what is built before any tensor is looked at has to be bounded
+# what is built before any tensor is looked at has to be bounded
+MOST = {"num_hidden_layers": 1 << 12, "head_dim": 1 << 14}
 MOST_SIZE = 1 << 28
 FAMILIES: dict[str, Callable[[ConfigDict], ModelConfig]] = {}
 
@@ -98,7 +99,7 @@ def _common(config: ConfigDict, **options: Any) -> ModelConfig:
         num_layers=_size(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        head_dim=_size(config, "head_dim") if config.get("head_dim") else hidden_size // num_heads,
         context_length=_size(config, "max_position_embeddings"),
         norm_eps=config_number(config, "rms_norm_eps", 1e-6),
         rope=parse_rope(config),

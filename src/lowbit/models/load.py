@@ -39,7 +39,6 @@ def load_model(
     `backend` goes to every quantized module (see lowbit.matmul). `progress(done_bytes, total_bytes, module)` is called
     after each module. Raises ModelError when config and tensors do not fit together, naming the tensors.
     """
-    _check_layers(checkpoint)
     config = model_config(checkpoint.config)
     with torch.device("meta"), _Unfilled():
         model = Decoder(config, head_backend=backend)
@@ -75,16 +74,6 @@ class _Unfilled(TorchFunctionMode):
         if getattr(func, "__module__", None) == nn.init.__name__:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
-
-
-def _check_layers(checkpoint: Checkpoint) -> None:
-    """Raises ModelError for a config with more layers than there can be, before anything is built for each."""
-    layers = checkpoint.config.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > len(checkpoint):
-        raise ModelError(
-            f"num_hidden_layers={layers} in the model's config: the checkpoint has {len(checkpoint)} tensors in all; "
-            "get the whole checkpoint, or the config that belongs to it"
-        )
 
 
 def _fill(

@@ -115,8 +115,9 @@ def _text(token: Any) -> str:
 
 
 def _ids(value: Any) -> list[int]:
+    """The token ids in a value or a list; -1 and other numbers that no token has mean none."""
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 32]
 
 
 def _first(value: Any) -> int | None:
