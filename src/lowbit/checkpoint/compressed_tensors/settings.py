@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lowbit.checkpoint.compressed_tensors.patterns import PREFIX, check_target, is_named
 from lowbit.errors import CheckpointError
 from lowbit.formats import Along, Channel, Grouping, Int, WeightFormat, WholeTensor, Zero
 from lowbit.formats.scale import Scale
@@ -71,14 +72,14 @@ class Settings:
     def group_of(self, module: str) -> Group | None:
         """The group whose target fits a module: an exact path before an expression before a class name."""
         targets = {target: group for group in self.groups for target in group.targets}
-        for target in sorted(targets, key=lambda t: (t.startswith("re:"), t)):
-            if _is_named(module, target):
+        for target in sorted(targets, key=lambda t: (t.startswith(PREFIX), t)):
+            if is_named(module, target):
                 return targets[target]
         return targets.get(module_class(module))
 
     def ignores(self, module: str) -> bool:
         """Whether the ignore list names the module, which wins over every target."""
-        return any(_is_named(module, target) or target == module_class(module) for target in self.ignore)
+        return any(is_named(module, target) or target == module_class(module) for target in self.ignore)
 
 
 def module_class(module: str) -> str:
@@ -158,22 +159,10 @@ def _weights(name: str, weights: Mapping[str, Any]) -> WeightSettings:
     return WeightSettings(bits, bool(weights.get("symmetric", True)), grouping)
 
 
-def _is_named(module: str, target: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target[3:], module) is not None
-    return target == module
-
-
 def _targets(values: Any, what: str) -> tuple[str, ...]:
     """A list of names and regular expressions, each checked."""
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
         raise CheckpointError(f"quantization_config: {what} is {values!r}: it must be a list of names")
     for value in values:
-        if value.startswith("re:"):
-            try:
-                re.compile(value[3:])
-            except (re.error, RecursionError) as error:
-                raise CheckpointError(
-                    f"target {value!r} is not a regular expression ({error}): copy it again"
-                ) from error
+        check_target(value)
     return tuple(values)
