@@ -77,6 +77,12 @@ def test_equal_to_transformers(name: str, prompt: bool) -> None:
     assert ours
 
 
+def test_filters_that_load_modules_have_them() -> None:
+    """The process cannot open files any more when a template runs, and so import nothing."""
+    template = ChatTemplate("{{ 'ab cd' | wordwrap(2) }}{{ [1] | pprint }}{{ 'x.org' | urlize }}{{ [2] | random }}")
+    assert template.render(MESSAGES).startswith("ab\ncd[1]")
+
+
 def test_the_date_is_the_local_one() -> None:
     assert ChatTemplate("{{ strftime_now('%d %b %Y') }}").render(MESSAGES) == datetime.now().strftime("%d %b %Y")
 

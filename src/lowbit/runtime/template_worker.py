@@ -70,6 +70,7 @@ def make_environment() -> SandboxedEnvironment:
     # Modules that jinja2 would import when it first needs them: later no file can be opened any more.
     import datetime
     import pprint  # noqa: F401
+    import textwrap  # noqa: F401
     import time
 
     import jinja2.debug  # noqa: F401
