@@ -69,8 +69,8 @@ def lowbit(
 def _wait_briefly() -> None:
     """Let threads sleep soon after they start to wait for each other, unless the user says how they shall wait.
 
-    By default GNU OpenMP spins long at every barrier, and a spinning thread keeps the one it waits for from running when
-    something else wants a core. Sleeping soon costs 7 % of decode on an idle machine and gains 43 % on a busy one
+    By default GNU OpenMP spins long at every barrier, and a spinning thread keeps the one it waits for from running
+    when something else wants a core. Sleeping soon costs 7 % of decode on an idle machine and gains 43 % on a busy one
     (benchmarks/busy.py). It is read when torch loads its runtime, so it is set before.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
