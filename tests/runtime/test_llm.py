@@ -248,6 +248,18 @@ def test_token_ids_of_another_kind(ids: Any, llm: LLM) -> None:
         llm.logits(ids)
 
 
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, torch.tensor([1, 2])])
+def test_prompts_of_another_kind(prompts: Any, llm: LLM) -> None:
+    with pytest.raises(UsageError, match=rf"^prompts is {type(prompts).__name__}: must be a text, a list of token ids"):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("ids", [[[1], [1, 2]], None, "a", [[10**30]]])
+def test_token_ids_that_are_no_rectangle(ids: Any, llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"^token_ids are no rectangle of whole numbers \(.*\): rows of one call have"):
+        llm.logits(ids)
+
+
 def test_logits_errors(llm: LLM) -> None:
     with pytest.raises(UsageError) as error:
         llm.logits([0, 263])

@@ -117,6 +117,13 @@ def test_a_flat_distribution_needs_more_than_the_first_candidates() -> None:
     assert len(set(tokens)) > 190
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=0.9, seed=0)
+    logits = random_logits(50)
+    assert sample(logits, params, new_generator(params)) == int(logits.argmax())
+
+
 def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((100,), -torch.inf)
     logits[[3, 98]] = 0.0
@@ -164,6 +171,7 @@ def test_stop_is_a_tuple() -> None:
         ({"seed": -1}, "seed=-1: must be a whole number from 0 to 2^63 - 1, or None for a new one"),
         ({"seed": 2**63}, f"seed={2**63}: must be a whole number from 0 to 2^63 - 1, or None for a new one"),
         ({"stop": ("a", "")}, "stop=('a', ''): each must be a text of at least one character; leave '' out"),
+        ({"stop": 5}, "stop=5: must be a text or several texts; leave it out to stop at none"),
         ({"stop": (5,)}, "stop=(5,): each must be a text of at least one character; leave 5 out"),
     ],
     ids=str,

@@ -119,7 +119,13 @@ class LLM:
 
         Raises UsageError for ids outside the vocabulary, no tokens, or more of them than the context holds.
         """
-        ids = torch.as_tensor(token_ids)
+        try:
+            ids = torch.as_tensor(token_ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"token_ids are no rectangle of whole numbers ({error}): rows of one call have one length; run others "
+                "apart"
+            ) from error
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.numel() == 0 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise UsageError(
@@ -144,6 +150,11 @@ class LLM:
         the others. Raises UsageError, before anything runs, for an empty prompt, one that leaves no room in the
         context, or ids outside the vocabulary.
         """
+        if not isinstance(prompts, Sequence):
+            raise UsageError(
+                f"prompts is {type(prompts).__name__}: must be a text, a list of token ids, or a list of such; for an "
+                "array or tensor pass .tolist()"
+            )
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         batch: Sequence[Any] = [prompts] if single else prompts
         streams = [self._stream(prompt, params, f"prompt {at}") for at, prompt in enumerate(batch)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,6 +42,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         given: object = self.stop
         stop = (given,) if isinstance(given, str) else self.stop
+        if not isinstance(stop, Iterable):
+            raise UsageError(f"stop={stop!r}: must be a text or several texts; leave it out to stop at none")
         object.__setattr__(self, "stop", tuple(stop))
         _whole("max_tokens", self.max_tokens, 1, "ask for at least one token")
         _whole("top_k", self.top_k, 0, "0 switches it off")
@@ -92,8 +94,9 @@ def sample(
     if params.greedy:
         return int(place)
 
-    # Subtracting first keeps a tiny temperature from making infinities that cancel to NaN.
-    weights = ((logits - best) / params.temperature).exp()  # the most likely token weighs 1
+    # Subtracting first keeps a tiny temperature from making infinities that cancel to NaN, as does zero in float32.
+    temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
+    weights = ((logits - best) / temperature).exp()  # the most likely token weighs 1
     ids: Tensor | None = None  # token ids of `weights`; None: all, in order
     if params.top_k and params.top_k < weights.numel():
         weights, ids = weights.topk(params.top_k)
