@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.base $(VENV)/.data
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.data ## a real model at 16, 8, 4, 3, 2 and 1.6 bits: size, quality, speed, text
+demo: $(VENV)/.data ## a real model in bf16, int8, int4, int3, int2 and ternary: size, quality, speed, text
 	$(BIN)/lowbit demo
 
 test: lint types unit ## environment, lint, types, tests

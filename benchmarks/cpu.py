@@ -104,7 +104,7 @@ def matmuls(threads: int, folder: Path | None, formats: list[str]) -> None:
                 times = interleaved({"lowbit": ours, "ggml": theirs}, ROUNDS)
                 us = {key: [t / len(copies) * 1e6 for t in values] for key, values in times.items()}
                 row = {
-                    "n": n, "k": k, "m": m, "format": name, "x": mode, "peer": peer,
+                    "n": n, "k": k, "m": m, "format": name, "x": mode, "peer": peer, "peer_repacked": theirs.repacked,
                     "best_us": round(min(us["lowbit"]), 1), "median_us": round(statistics.median(us["lowbit"]), 1),
                     "peer_best_us": round(min(us["ggml"]), 1),
                     "peer_median_us": round(statistics.median(us["ggml"]), 1),
@@ -114,9 +114,10 @@ def matmuls(threads: int, folder: Path | None, formats: list[str]) -> None:
                 row["ratio_median"] = round(row["peer_median_us"] / row["median_us"], 2)
                 rows.append(row)
                 theirs.close()
+                repacked = "repacked" if theirs.repacked else ""
                 print(
                     f"{n:5} x {k} m={m:2} {name:14}{mode:5} {row['best_us']:8.1f} {row['median_us']:8.1f}   {peer:6}"
-                    f"{row['peer_best_us']:8.1f} {row['peer_median_us']:8.1f}   x {row['ratio_best']:4.2f} "
+                    f"{row['peer_best_us']:8.1f} {row['peer_median_us']:8.1f} {repacked:8} x {row['ratio_best']:4.2f} "
                     f"{row['ratio_median']:4.2f}   {row['gb_per_s']:5.1f} GB/s",
                     flush=True,
                 )
