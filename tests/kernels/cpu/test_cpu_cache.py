@@ -64,6 +64,14 @@ def test_a_damaged_file_is_reported_once_and_written_anew(tmp_path: Path, damage
         Engine(ObjectCache(directory)).address(kernel(1))
 
 
+def test_a_file_under_another_kernels_name_is_damage(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "kernels")
+    cache.put("a" * 40, b"one kernel")
+    (cache.directory / ("a" * 40 + ".kernel")).rename(cache.directory / ("b" * 40 + ".kernel"))
+    with pytest.warns(RuntimeWarning, match=r"b{40}\.kernel is damaged; compiling it again"):
+        assert cache.get("b" * 40) is None
+
+
 def test_a_directory_open_to_others_is_not_used(tmp_path: Path) -> None:
     directory = tmp_path / "kernels"
     cache = ObjectCache(directory)

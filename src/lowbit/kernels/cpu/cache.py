@@ -3,7 +3,7 @@
 The directory is LOWBIT_CACHE_DIR, or lowbit/kernels under XDG_CACHE_HOME or ~/.cache. It holds code this process will
 run, so it must belong to this user and be closed to all others (mode 0700); otherwise it is not used. A file is
 written beside its place and renamed, so that readers in other processes see all of it or nothing, and carries the
-digest of its content: one that was cut short or altered is reported, ignored and written anew.
+digest of its key and content: one that was cut short, altered or renamed is reported, ignored and written anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-_MAGIC = b"lowbit kernel 1\n"
+_MAGIC = b"lowbit kernel 2\n"
 _SUFFIX = ".kernel"
 
 
@@ -39,6 +39,10 @@ def clear_cache(directory: Path | None = None) -> int:
         freed += path.stat().st_size
         path.unlink(missing_ok=True)
     return freed
+
+
+def _head(key: str, code: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(key.encode() + b"\n" + code).digest()
 
 
 class ObjectCache:
@@ -84,7 +88,7 @@ class ObjectCache:
             return None
         head = len(_MAGIC) + 32
         code = content[head:]
-        if content[:head] != _MAGIC + hashlib.sha256(code).digest():
+        if content[:head] != _head(key, code):
             self._warn("damaged", f"kernel cache {self.directory}: {key}{_SUFFIX} is damaged; compiling it again")
             return None
         return code
@@ -97,7 +101,7 @@ class ObjectCache:
             handle, name = tempfile.mkstemp(dir=self.directory, prefix=".writing-")
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                    file.write(_head(key, code) + code)
                 Path(name).replace(self.directory / (key + _SUFFIX))
             except BaseException:
                 Path(name).unlink(missing_ok=True)
