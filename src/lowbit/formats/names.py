@@ -49,7 +49,8 @@ SHORT_NAMES: dict[str, str] = PRINTED_NAMES | {
     "fp4": "fp4_e2m1",
 }
 
-_ELEMENT = re.compile(r"(int\d{1,9}|ternary|fp\d_e\dm\d|nf4|iq4_nl|fp4_bnb|codebook\[[^\]]*\])(?:_(?=.)|$)", re.ASCII)
+_BOOKS = "|".join(map(re.escape, CODEBOOKS))
+_ELEMENT = re.compile(rf"(int\d{{1,9}}|ternary|fp\d_e\dm\d|{_BOOKS}|codebook\[[^\]]*\])(?:_(?=.)|$)", re.ASCII)
 _GROUP = re.compile(r"(g|flat)(\d{1,15})", re.ASCII)
 _BLOCK = re.compile(r"block(\d{1,15})x(\d{1,15})", re.ASCII)
 _SCALE = re.compile(r"s([a-z]\w*)(?:-([a-z]+\d+)x(\d{1,15}|[a-z]\w*))?", re.ASCII)
