@@ -1,7 +1,7 @@
 """Configurations that were measured to be the fastest: one file a device in tuned/.
 
 A row names a family, a weight's format and shape and the configuration; it serves every m that needs the same tile of
-tokens. benchmarks/matmul.py --tune makes the files.
+tokens. benchmarks/matmul.py --tune prints rows for them.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _group(chunk, per_group, step):
 def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `mma`: 8 tokens at a time, x in registers too.
 
-    `wgmma` takes three times as long for so few tokens: it is bound by its 64 x 16 weights, not by the tokens.
+    `wgmma` is slower for so few tokens: its time seems bound by its 64 x 16 weights, not by the tokens.
     """
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
