@@ -40,6 +40,16 @@ def test_any_leading_shape_and_strides(weight: PackedWeight) -> None:
     assert lowbit.matmul(x[:0], weight, backend="reference").shape == (0, 3, 48)
 
 
+def test_blocks_run_on_the_kernel_for_groups_along_k() -> None:
+    q = quantize(torch.randn(200, 300, generator=torch.Generator().manual_seed(0)), "fp8_e4m3_block128x128")
+    w = lowbit.pack(q, device="cpu")
+    assert w.layout == "cpu_tile" and str(w.format) == "fp8_e4m3_g128"
+    assert torch.equal(w.unpack().dequantize(), q.dequantize())
+    x = torch.randn(3, 300, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(lowbit.matmul(x, w), x @ q.dequantize().T)
+    assert lowbit.pack(q, backend="reference").format == q.format
+
+
 def test_a_weight_whose_memory_moves_after_use() -> None:
     """torch.multiprocessing moves the memory of a tensor that it sends, and the tensor stays the same object."""
     w = lowbit.pack(quantize(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)), "int4_g32"))

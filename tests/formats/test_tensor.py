@@ -26,6 +26,25 @@ def test_k_quant_levels_written_out() -> None:
     assert torch.equal(q.dequantize(torch.float64), want.reshape(2, 256))
 
 
+def test_a_super_scale_that_divides_written_out() -> None:
+    codes = torch.tensor([[2] * 16, [15] * 16], dtype=torch.uint8)  # 1 and -6
+    scales = torch.tensor([[2.0], [0.5]]).to(torch.float8_e4m3fn)
+    q = QuantizedTensor(codes, scales, None, parse_format("nvfp4_div"), torch.tensor([[3.0]]))
+    third = torch.tensor(2.0) / 3
+    assert torch.equal(q.dequantize()[:, 0], torch.stack([third, -6 * (torch.tensor(0.5) / 3)]))
+    zeros = quantize(torch.zeros(4, 32), "nvfp4_div")
+    assert zeros.super_scales is not None and zeros.super_scales.item() == 1 and not zeros.dequantize().any()
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3_block32x48", "int4_block8x16_asym", "int4_block16x16_su6-fp16x2_min"])
+def test_blocks_as_groups_along_k_are_the_same_numbers(fmt: str) -> None:
+    q = quantize(torch.randn(50, 130, generator=torch.Generator().manual_seed(0)), fmt)
+    rows = q.by_rows()
+    assert rows.format.group_size == q.format.grouping.columns  # type: ignore[attr-defined]
+    assert torch.equal(rows.dequantize(), q.dequantize())
+    assert rows.codes is q.codes and rows.by_rows() is rows
+
+
 def test_exl2_scales_written_out() -> None:
     q = quantize(torch.linspace(-1, 1, 4 * 96).reshape(4, 96), "int4_g32_su4sq-fp16xcolumn")
     assert q.super_scales is not None

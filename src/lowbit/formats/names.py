@@ -32,6 +32,7 @@ PRINTED_NAMES: dict[str, str] = {
     "mxfp8_e4m3": "fp8_e4m3_g32_se8m0",
     "mxfp8_e5m2": "fp8_e5m2_g32_se8m0",
     "nvfp4": "fp4_e2m1_g16_se4m3-fp32xtensor",
+    "nvfp4_div": "fp4_e2m1_g16_se4m3-rfp32xtensor",
     "q2_k": "int2_g16_su4-fp16x16_min",
     "q3_k": "int3_g16_si6-fp16x16",
     "q4_k": "int4_g32_su6-fp16x8_min",

@@ -239,10 +239,9 @@ def _store(kind: ScaleType, upper: SuperScale | None, ideal: Tensor, what: str) 
     if what == "minimum":
         super_ideal = -super_ideal  # minima are at most zero and their sub-scales unsigned
     _check_range(super_kind, super_ideal, f"super-{what}")
-    super_stored = super_ideal.to(super_kind.storage)
-    spread = upper.expand(super_stored.float(), tuple(ideal.shape)).expand(ideal.shape)
-    stored = round_scale(kind, _divide(ideal, spread))
-    return stored, super_stored, scale_value(kind, stored) * spread
+    super_stored = upper.store(super_ideal)
+    stored = round_scale(kind, _divide(ideal, upper.apply(torch.ones_like(ideal), super_stored)))
+    return stored, super_stored, upper.apply(scale_value(kind, stored), super_stored)
 
 
 def _check_range(kind: ScaleType, ideal: Tensor, what: str) -> None:

@@ -2,7 +2,8 @@
 
 One level: fp16, bf16, fp32, e4m3, or e8m0 (a power of two, one byte e = 2^(e-127), 255 = NaN).
 Two levels: scale = number(sub-scale) * super-scale. K-quants: 4, 6 or 8 bit sub-scales, one fp16 for several groups of
-a row. EXL2: (code + 1)^2 of 4 bits, one fp16 for a group in all rows. NVFP4: e4m3 sub-scales, one fp32 for the tensor.
+a row. EXL2: (code + 1)^2 of 4 bits, one fp16 for a group in all rows. NVFP4: e4m3 sub-scales, one fp32 for the tensor,
+which multiplies or, as compressed-tensors stores it, divides (rfp32).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SCALE_TYPES: dict[str, ScaleType] = {
         ScaleType("fp16", 16, torch.float16, 65504.0),
         ScaleType("bf16", 16, torch.bfloat16, torch.finfo(torch.bfloat16).max),
         ScaleType("fp32", 32, torch.float32, torch.finfo(torch.float32).max),
+        ScaleType("rfp32", 32, torch.float32, torch.finfo(torch.float32).max),  # a super-scale that divides
         ScaleType("e4m3", 8, torch.float8_e4m3fn, 448.0),
         ScaleType("e8m0", 8, torch.uint8, 2.0**127),
         _row("u4", 4, 15),
@@ -113,10 +115,28 @@ class SuperScale:
     span: int | str
 
     def __post_init__(self) -> None:
-        if self.dtype not in {"fp16", "bf16", "fp32"}:
-            raise FormatError(f"super-scale type {self.dtype!r}: super-scales are fp16, bf16 or fp32")
+        if self.dtype not in {"fp16", "bf16", "fp32", "rfp32"}:
+            raise FormatError(
+                f"super-scale type {self.dtype!r}: super-scales are fp16, bf16 or fp32, or rfp32, which divides"
+            )
         if self.span not in SPANS and not (isinstance(self.span, int) and self.span > 0):
             raise FormatError(f"super-scale span {self.span!r}: a number of groups, 'tensor' or 'column'")
+
+    @property
+    def divides(self) -> bool:
+        """Whether sub-scales are divided by it instead of multiplied."""
+        return self.dtype == "rfp32"
+
+    def store(self, ideal: Tensor) -> Tensor:
+        """The stored super-scales by which sub-scales are brought to a size. ideal: float32, the sizes of one unit."""
+        if self.divides:  # what is zero may be divided by anything
+            ideal = torch.where(ideal == 0, 1.0, 1 / ideal).clamp_max(SCALE_TYPES[self.dtype].largest)
+        return ideal.to(SCALE_TYPES[self.dtype].storage)
+
+    def apply(self, values: Tensor, stored: Tensor) -> Tensor:
+        """Sub-scales brought to their size, with one rounding. values: float32 or float64, shaped like the scales."""
+        spread = self.expand(stored.to(values.dtype), tuple(values.shape))
+        return values / spread if self.divides else values * spread
 
     def shape(self, scale_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the super-scales over scales of `scale_shape`."""
@@ -155,6 +175,10 @@ class Scale:
     def __post_init__(self) -> None:
         if self.dtype not in SCALE_TYPES:
             raise FormatError(f"scale type {self.dtype!r}: the scale types are {', '.join(SCALE_TYPES)}")
+        if self.dtype == "rfp32":
+            raise FormatError(
+                "scale type 'rfp32' divides a sub-scale: write it as a super-scale, such as se4m3-rfp32xtensor"
+            )
         if self.kind.integer and self.super is None:
             raise FormatError(
                 f"scale type {self.dtype!r} is a sub-scale: give a super-scale, such as s{self.dtype}-fp16x8"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lowbit.errors import FormatError
 from lowbit.formats.element import Ternary
-from lowbit.formats.grouping import Along
+from lowbit.formats.grouping import Along, Block
 from lowbit.formats.scale import SCALE_TYPES, scale_value
 from lowbit.formats.weight_format import WeightFormat, Zero
 
@@ -145,6 +145,33 @@ class QuantizedTensor:
             super_zeros=take(self.super_zeros, upper),
         )
 
+    def by_rows(self) -> QuantizedTensor:
+        """The same numbers with blocks of n x k turned into groups along k: each row repeats the scales of its block.
+
+        Codes are shared, scales take as many times more memory as a block has rows. Anything but blocks comes back as
+        it is.
+        """
+        grouping = self.format.grouping
+        if not isinstance(grouping, Block):
+            return self
+        n = self.shape[0]
+        upper = self.format.scale.super
+        repeated = upper is not None and isinstance(upper.span, int)
+
+        def repeat(t: Tensor | None, by_row: bool = True) -> Tensor | None:
+            return t.repeat_interleave(grouping.rows, 0)[:n] if by_row and t is not None else t
+
+        scales = repeat(self.scales)
+        assert scales is not None
+        return replace(
+            self,
+            format=replace(self.format, grouping=Along(grouping.columns)),
+            scales=scales,
+            zeros=repeat(self.zeros),
+            super_scales=repeat(self.super_scales, repeated),
+            super_zeros=repeat(self.super_zeros, repeated),
+        )
+
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """The same tensor with `function` applied to every tensor in it."""
         changed = {
@@ -167,7 +194,7 @@ def _two_level(format: WeightFormat, stored: Tensor, upper: Tensor | None, dtype
     if format.scale.super is None:
         return value
     assert upper is not None
-    return value * format.scale.super.expand(upper.to(dtype), tuple(stored.shape))
+    return format.scale.super.apply(value, upper)
 
 
 def _dequantize_uniform(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:

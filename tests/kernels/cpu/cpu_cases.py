@@ -19,7 +19,7 @@ INTEGERS = [
     "int8_g32_asym", "int8_g256", "ternary", "ternary_g64", "int4_g192_sfp32_min", "int4_g64_sbf16",
 ]  # fmt: skip
 TWO_LEVEL = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"]
-TABLES = ["nf4_g64", "fp4_bnb_g64", "iq4_nl", "mxfp4", "nvfp4", "fp4_e2m1_g32", "nf4_g64_zfloat"]
+TABLES = ["nf4_g64", "fp4_bnb_g64", "iq4_nl", "mxfp4", "nvfp4", "nvfp4_div", "fp4_e2m1_g32", "nf4_g64_zfloat"]
 FLOATS = ["fp6_e2m3_g32", "mxfp6_e3m2", "mxfp8_e4m3", "fp8_e4m3", "fp8_e5m2_g64"]
 FORMATS = [*INTEGERS, *TWO_LEVEL, *TABLES, *FLOATS]
 

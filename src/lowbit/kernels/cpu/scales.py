@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import WholeTensor
+from lowbit.formats.scale import SCALE_TYPES
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.ir import I64, PTR, Value, vector
@@ -33,8 +34,8 @@ def field(f: Emitter, descriptor: Value, name: str) -> Value:
 def _number(f: Emitter, name: str, pointer: Value, single: bool) -> Value:
     """Loads one scale of type `name` for every lane, or one for all of them, as float."""
     lanes = 0 if single else f.lanes
-    if name in SIZE_BYTES:
-        return f.load_floats(name, pointer, lanes)
+    if name in SIZE_BYTES or name == "rfp32":
+        return f.load_floats("fp32" if name == "rfp32" else name, pointer, lanes)
     code = f.load(vector("i8", lanes), pointer)
     floats, ints = vector("float", lanes), vector("i32", lanes)
     if name in {"i6", "i8"}:
@@ -87,7 +88,7 @@ class GroupScales:
             self._zeros = base("zeros", "zeros_stride", item, self.single)
         if self.upper:
             self._upper_single = self.single or not isinstance(self.upper.span, int)
-            size = SIZE_BYTES[self.upper.dtype]
+            size = SCALE_TYPES[self.upper.dtype].storage.itemsize
             self._supers = base("supers", "supers_stride", size, self._upper_single)
             if fmt.zero is Zero.MIN:
                 self._super_zeros = base("super_zeros", "supers_stride", size, self._upper_single)
@@ -103,7 +104,7 @@ class GroupScales:
         value = self._spread(_number(f, self.format.scale.dtype, self._at(base, group, self._item_bytes), self.single))
         if self.upper is None or upper_base is None:
             return value
-        size = SIZE_BYTES[self.upper.dtype]
+        size = SCALE_TYPES[self.upper.dtype].storage.itemsize
         if self.upper.span == "tensor":
             place = upper_base
         elif self.upper.span == "column":
@@ -111,7 +112,8 @@ class GroupScales:
         else:
             assert isinstance(self.upper.span, int)
             place = f.at(upper_base, (group // self.upper.span) * (size * TILE_ROWS))
-        return value * self._spread(_number(f, self.upper.dtype, place, self._upper_single))
+        upper = _number(f, self.upper.dtype, place, self._upper_single)
+        return value / self._spread(upper) if self.upper.divides else value * self._spread(upper)
 
     def scale(self, group: Value) -> Value:
         """Effective scales of a group, float."""
