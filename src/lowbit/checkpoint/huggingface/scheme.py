@@ -19,7 +19,10 @@ from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
 from lowbit.errors import CheckpointError
 
-SCHEME_MODULES = ("lowbit.checkpoint.compressed_tensors.reader",)  # in the order they are asked
+SCHEME_MODULES = (  # in the order they are asked
+    "lowbit.checkpoint.compressed_tensors.reader",
+    "lowbit.checkpoint.fp8",
+)
 
 
 class Module:
@@ -79,11 +82,15 @@ class Folded:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way of storing quantized modules. `fold` raises CheckpointError for modules that contradict it."""
+    """A way of storing quantized modules. `fold` raises CheckpointError for modules that contradict it.
+
+    A scheme whose tensors say everything names one in `marker`: it is then known without a quantization_config.
+    """
 
     name: str
     recognise: Callable[[Mapping[str, Any]], bool]  # from the quantization_config
     fold: Callable[[TensorStore, Mapping[str, Any]], Folded]  # store and quantization_config
+    marker: str | None = None
 
 
 def quantized_modules(
@@ -94,6 +101,20 @@ def quantized_modules(
     `parts` are the other local names that only a quantized module has. Raises CheckpointError when one of them stands
     in a module without the marker.
     """
+    return modules_where(store, marker, lambda tensors: marker in tensors, parts, without)
+
+
+def modules_where(
+    store: TensorStore,
+    marker: str,
+    quantized: Callable[[Mapping[str, StoredTensor]], bool],
+    parts: frozenset[str],
+    without: Container[str] = (),
+) -> list[Module]:
+    """quantized_modules() where a look at a module's tensors, not a name alone, tells that it is quantized.
+
+    `marker` is the local name that an error says is missing, or of another kind.
+    """
     modules: dict[str, dict[str, StoredTensor]] = {}
     for key in store:
         module, _, local = key.rpartition(".")
@@ -102,21 +123,44 @@ def quantized_modules(
     found = []
     for name, tensors in modules.items():
         module_view = Module(name, tensors)
-        if marker in tensors:
+        if quantized(tensors):
             found.append(module_view)
         elif orphans := sorted(parts & tensors.keys()):
-            raise module_view.wrong(marker, f"is missing, but {orphans[0]!r} is there: a module has both or neither")
+            state = "is not quantized" if marker in tensors else "is missing"
+            raise module_view.wrong(marker, f"{state}, but {orphans[0]!r} is there: a module has both or neither")
     return found
+
+
+def schemes() -> list[Scheme]:
+    """Every registered scheme, in the order they are asked."""
+    return [import_module(name).SCHEME for name in SCHEME_MODULES]
+
+
+def scheme_of_tensors(store: TensorStore, has_config: bool) -> Scheme | None:
+    """The scheme of a store without quantization_config: one whose tensors say everything, or None if all are plain.
+
+    Raises CheckpointError for weights of a model that are quantized in a way that only a quantization_config tells.
+    """
+    locals_ = {name.rpartition(".")[2]: name for name in reversed(list(store))}
+    for scheme in schemes():
+        if scheme.marker in locals_:
+            return scheme
+    if has_config and "qweight" in locals_:
+        raise CheckpointError(
+            f"{store.path}: tensor {locals_['qweight']!r} is quantized, but there is no quantization_config: copy "
+            "quantize_config.json or quant_config.json from the original, or say what it is: "
+            'open_checkpoint(path, quantization={"quant_method": "gptq", "bits": 4, "group_size": 128})'
+        )
+    return None
 
 
 def find_scheme(quantization: Mapping[str, Any], where: str) -> Scheme:
     """The scheme a quantization_config names. Raises CheckpointError for one that is not known."""
-    schemes: list[Scheme] = [import_module(name).SCHEME for name in SCHEME_MODULES]
-    for scheme in schemes:
+    for scheme in schemes():
         if scheme.recognise(quantization):
             return scheme
     method = quantization.get("quant_method", quantization.get("method"))
     raise CheckpointError(
-        f"{where}: quant_method {method!r} is not known: {', '.join(s.name for s in schemes)} and unquantized weights "
-        "are read; use a checkpoint in one of these, or the original one"
+        f"{where}: quant_method {method!r} is not known: {', '.join(s.name for s in schemes())} and unquantized "
+        "weights are read; use a checkpoint in one of these, or the original one"
     )

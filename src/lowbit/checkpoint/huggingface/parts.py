@@ -1,0 +1,105 @@
+"""What several schemes share: scales in their types and shapes, codes in bytes, scales of a quantized cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lowbit.checkpoint.base import Entry
+from lowbit.checkpoint.huggingface.scheme import Module
+from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
+from lowbit.errors import CheckpointError
+from lowbit.formats import Channel, Grouping, WholeTensor
+
+SCALE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+POWERS = {torch.float8_e8m0fnu: "e8m0", torch.uint8: "e8m0"}  # one byte, a power of two
+FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+SINGLE: list[tuple[int, ...]] = [(1,), (), (1, 1)]  # shapes of one number
+
+# what an attention module has for a quantized cache: by local name, whatever module of the attention they stand in
+CACHE_PARTS = frozenset(f"{what}_{kind}" for what in ("q", "k", "v", "kv", "prob") for kind in ("scale", "zero_point"))
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_INSIDE = (*_PROJECTIONS, "qkv_proj", "attn")
+
+
+def scale_shapes(grouping: Grouping, n: int, k: int) -> list[tuple[int, ...]]:
+    """The shapes in which files store the scales of a [n, k] weight; what they mean is grouping.scale_shape(n, k)."""
+    if isinstance(grouping, WholeTensor):
+        return SINGLE
+    return [grouping.scale_shape(n, k), *([(n,)] if isinstance(grouping, Channel) else [])]
+
+
+def read_scales(module: Module, local: str, shape: tuple[int, ...]) -> Tensor:
+    """The scales of a module, which were taken before, in `shape`; powers of two as bytes. Raises CheckpointError."""
+    scales = module.tensors[local].read()
+    if scales.dtype in POWERS:
+        scales = scales.view(torch.uint8)
+        if bool((scales == 255).any()):
+            raise module.wrong(local, "holds numbers that are not finite: scales must be finite")
+        return scales.reshape(shape)
+    return (
+        module.finite(local, scales.float() if scales.dtype.itemsize == 1 else scales).to(scales.dtype).reshape(shape)
+    )
+
+
+def take_input_scale(module: Module, *names: str) -> Callable[[], Tensor | None]:
+    """Take the static scale of a module's input where it has one, under one of its names. The result reads it."""
+    for local in names:
+        if module.has(local):
+            stored = module.take(local, SINGLE, list(SCALE_NAMES))
+            return lambda: module.finite(local, stored.read()).float().reshape(1)
+    return lambda: None
+
+
+def read_bytes(stored: StoredTensor) -> Tensor:
+    """One-byte numbers as their codes, uint8: floats keep their bits."""
+    return stored.read().view(torch.uint8)
+
+
+def unpack_pairs(packed: Tensor) -> Tensor:
+    """Two 4-bit codes a byte, the low nibble first: uint8 [n, k / 2] -> uint8 [n, k]."""
+    codes = torch.empty(packed.shape[0], packed.shape[1], 2, dtype=torch.uint8)
+    torch.bitwise_and(packed, 15, out=codes[:, :, 0])
+    torch.bitwise_right_shift(packed, 4, out=codes[:, :, 1])
+    return codes.flatten(1)
+
+
+def cache_scales(store: TensorStore) -> dict[str, str]:
+    """Scales and zero points for a quantized cache: name in the file -> name as a part of the attention module.
+
+    Tools store them on the attention (`self_attn.k_scale`), on a projection (`self_attn.k_proj.k_scale`, older:
+    `self_attn.k_proj.output_scale`) or on a module inside (`self_attn.attn.k_scale`). Raises CheckpointError where two
+    of these stand for the same number.
+    """
+    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for name in store:
+        module, _, local = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        if last in _PROJECTIONS and local in {"output_scale", "output_zero_point"}:
+            local = last[0] + local.removeprefix("output")
+        if local not in CACHE_PARTS:
+            continue
+        place = f"{parent if last in _INSIDE else module}.{local}"
+        if place in taken:
+            raise CheckpointError(
+                f"{store[name].path}: tensors {taken[place]!r} and {name!r} are both the {local} of one attention "
+                "module; remove one of them"
+            )
+        taken[place] = name
+        found[name] = place
+    return found
+
+
+def cache_entries(store: TensorStore, assumptions: list[str]) -> tuple[dict[str, Entry], set[str]]:
+    """cache_scales() as entries, and the names they use; says that nothing uses them yet."""
+    names = cache_scales(store)
+    entries = {place: Entry(store[name].shape, store[name].dtype, store[name].read) for name, place in names.items()}
+    if entries:
+        assumptions.append(
+            f"the file has scales for an 8-bit KV cache, such as {next(iter(entries))}: the cache keeps 16 bits and "
+            "does not use them"
+        )
+    return entries, set(names)
