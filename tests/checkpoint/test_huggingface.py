@@ -147,8 +147,37 @@ def test_index_and_files_that_do_not_belong_together(tmp_path, tensors):
             open_checkpoint(tmp_path)
 
     index.unlink()
-    with pytest.raises(CheckpointError, match=r"has 3 \.safetensors files and no model\.safetensors\.index\.json"):
+    assert set(open_checkpoint(tmp_path)) == set(tensors)  # the names say that these are all
+    shards[1].unlink()
+    with pytest.raises(CheckpointError, match=r"has 2 \.safetensors files and no model\.safetensors\.index\.json"):
         open_checkpoint(tmp_path)
+
+
+def test_shards_without_an_index_share_no_tensor(tmp_path, tensors):
+    sharded(tmp_path, tensors, 2)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    save_file(tensors, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"is in model-00001-of-00002\.safetensors too: these files are"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_of_another_name(tmp_path, tensors):
+    sharded(tmp_path, tensors)
+    (tmp_path / "model.safetensors.index.json").rename(tmp_path / "gptq_model-4bit-128g.safetensors.index.json")
+    assert set(open_checkpoint(tmp_path)) == set(tensors)
+
+
+def test_the_index_that_exllamav2_copies_is_ignored(tmp_path, tensors):
+    sharded(tmp_path, tensors, 2)
+    for i in (1, 2):
+        (tmp_path / f"model-0000{i}-of-00002.safetensors").rename(tmp_path / f"output-0000{i}-of-00002.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert set(checkpoint) == set(tensors)
+    (sentence,) = checkpoint.assumptions
+    assert sentence == (
+        "none of the files that model.safetensors.index.json names is there: it is ignored, "
+        "output-00001-of-00002.safetensors is read"
+    )
 
 
 def test_no_weights(tmp_path):
@@ -167,7 +196,7 @@ def test_no_configuration(tmp_path, tensors):
 
 def test_unknown_quantization(tmp_path, tensors):
     save_hf(tmp_path, tensors, LLAMA_CONFIG | {"quantization_config": {"quant_method": "magic"}})
-    with pytest.raises(CheckpointError, match="quant_method 'magic' is not known: compressed-tensors and unquantized"):
+    with pytest.raises(CheckpointError, match=r"'magic' is not known: compressed-tensors, .* and unquantized"):
         open_checkpoint(tmp_path)
     save_hf(tmp_path, tensors)
     (tmp_path / "quantize_config.json").write_text('{"quant_method": "other"}')

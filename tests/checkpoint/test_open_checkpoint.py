@@ -88,3 +88,9 @@ class TestHub:
             CheckpointError, match="owner/none is neither a path here nor a model that the Hugging Face hub"
         ):
             open_checkpoint("owner/none")
+
+
+def test_gguf_has_no_quantization_config(tmp_path):
+    path = save_gguf(tmp_path / "m.gguf", llama_tensors())
+    with pytest.raises(CheckpointError, match=r"the quantization_config .*: a GGUF file has none; leave it out"):
+        open_checkpoint(path, quantization={"bits": 4})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import CheckpointError
-from lowbit.formats import QuantizedTensor, WeightFormat
+from lowbit.formats import QuantizedTensor, Section, WeightFormat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,6 +38,8 @@ class Entry:
     shape: tuple[int, ...]
     form: torch.dtype | WeightFormat  # dtype of a plain tensor, format of a quantized one
     load: Callable[[], Value] = field(repr=False)
+    sections: tuple[Section, ...] = ()  # of a quantized weight whose format changes along k
+    act_order: bool = False  # whether its columns are stored in an order of their own
 
     @property
     def numel(self) -> int:
@@ -46,10 +48,13 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the parameter as its form counts them: codes at their width, scales and zeros included."""
-        if isinstance(self.form, WeightFormat):
-            return -(-self.form.total_bits(*self.shape) // 8)
-        return self.numel * self.form.itemsize
+        """Bytes of the parameter as its form counts them: codes at their width, scales, zeros and order included."""
+        if not isinstance(self.form, WeightFormat):
+            return self.numel * self.form.itemsize
+        n, k = self.shape
+        parts = [(s.format, s.stop - s.start) for s in self.sections] or [(self.form, k)]
+        bits = sum(form.total_bits(n, columns) for form, columns in parts)
+        return -(-bits // 8) + (4 * k if self.act_order else 0)
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,10 @@ class Checkpoint(Mapping[str, Value]):
         """
 
         def changed(name: str, entry: Entry) -> Entry:
-            return Entry(entry.shape, form(name, entry), lambda: change(name, entry.load()))
+            new_form = form(name, entry)
+            if new_form == entry.form:
+                return replace(entry, load=lambda: change(name, entry.load()))
+            return Entry(entry.shape, new_form, lambda: change(name, entry.load()))
 
         return Checkpoint(
             {name: changed(name, entry) for name, entry in self.entries.items()},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from lowbit.checkpoint.base import Checkpoint
 from lowbit.checkpoint.reader import Reader
@@ -22,11 +24,13 @@ def readers() -> list[Reader]:
     return [import_module(module).READER for module in READER_MODULES]
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, quantization: Mapping[str, Any] | None = None) -> Checkpoint:
     """Open a model's weights, configuration and tokenizer, reading no weights yet.
 
     path: a directory in the Hugging Face layout, a .gguf or .safetensors file, or the id of a model on the Hugging Face
     hub ("owner/name"), which is taken from the local cache or downloaded (HF_HUB_OFFLINE forbids downloading).
+    quantization: keys that replace those of the directory's quantization_config where it is wrong or missing, such as
+    {"checkpoint_format": "gptq_v2"}; `Checkpoint.assumptions` says what a file left open.
     Raises CheckpointError for a path that does not exist, a kind that is not known, and damaged files.
     """
     local = Path(path).expanduser()
@@ -40,7 +44,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{local} cannot be read: {error.strerror or error}") from error
         if mine:
-            return reader.open(local)
+            return reader.open(local, quantization or {})
     raise CheckpointError(_why_unknown(local))
 
 

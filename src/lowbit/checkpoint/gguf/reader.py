@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,11 +31,17 @@ def probe(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path, quantization: Mapping[str, Any] | None = None) -> Checkpoint:
     """A Checkpoint of a GGUF file, of the first of its shards, or of a directory with one model.
 
-    Raises CheckpointError when the file is damaged, or its architecture or a tensor type is not known.
+    Raises CheckpointError when the file is damaged, its architecture or a tensor type is not known, or `quantization`
+    is not empty: every tensor names its own type.
     """
+    if quantization:
+        raise CheckpointError(
+            f"{path}: quantization={dict(quantization)!r} changes the quantization_config of a Hugging Face directory: "
+            "a GGUF file has none; leave it out"
+        )
     if path.is_dir():
         path = _only_model(path)
     file = GGUFFile(path)

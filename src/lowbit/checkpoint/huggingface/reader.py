@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lowbit.checkpoint.base import Checkpoint, Entry, TokenizerData
 from lowbit.checkpoint.huggingface.config import read_config
-from lowbit.checkpoint.huggingface.scheme import find_scheme
+from lowbit.checkpoint.huggingface.scheme import find_scheme, scheme_of_tensors
 from lowbit.checkpoint.huggingface.store import StoredTensor, open_directory, open_file
 from lowbit.checkpoint.huggingface.tokenizer import SIDECARS, read_tokenizer
 from lowbit.checkpoint.reader import Reader
@@ -20,11 +21,11 @@ def probe(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
 
-def open_huggingface(path: Path) -> Checkpoint:
+def open_huggingface(path: Path, quantization: Mapping[str, Any] | None = None) -> Checkpoint:
     """A Checkpoint of a model directory, or of one .safetensors file with the configuration beside it, if any.
 
     A quantization_config decides by which scheme modules are folded into QuantizedTensors; all other tensors are plain.
-    Raises CheckpointError for damaged, incomplete or unknown files.
+    `quantization` replaces keys of it. Raises CheckpointError for damaged, incomplete or unknown files.
     """
     directory = path if path.is_dir() else path.parent
     assumptions = []
@@ -35,9 +36,14 @@ def open_huggingface(path: Path) -> Checkpoint:
         config = read_config(directory)
     store = open_file(path) if path.is_file() else open_directory(path)
     format_name, entries, claimed = "safetensors", {}, set()
-    if quantization := config.get("quantization_config"):
-        scheme = find_scheme(quantization, str(directory))
-        folded = scheme.fold(store, quantization)
+    assumptions += store.notes
+    if quantization:
+        config["quantization_config"] = config.get("quantization_config", {}) | dict(quantization)
+        assumptions.append(f"quantization_config was given or changed: {', '.join(map(str, quantization))}")
+    settings = config.get("quantization_config", {})
+    scheme = find_scheme(settings, str(directory)) if settings else scheme_of_tensors(store, bool(config))
+    if scheme is not None:
+        folded = scheme.fold(store, settings)
         format_name, claimed = scheme.name, folded.claimed
         assumptions += folded.assumptions
         entries = folded.entries

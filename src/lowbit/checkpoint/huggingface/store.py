@@ -5,6 +5,7 @@ Files are opened by the `safetensors` library, which maps them and checks that h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from lowbit.checkpoint.files import read_json
 from lowbit.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"  # some tools name the index after their own file
 SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -63,8 +66,9 @@ class StoredTensor:
 class TensorStore:
     """Every tensor of a model directory, or of one file, by name."""
 
-    def __init__(self, tensors: dict[str, StoredTensor], path: Path) -> None:
+    def __init__(self, tensors: dict[str, StoredTensor], path: Path, notes: list[str] | None = None) -> None:
         self.tensors, self.path = tensors, path
+        self.notes = notes or []  # what was decided about the files, in sentences
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -104,18 +108,23 @@ def open_file(path: Path) -> TensorStore:
 
 
 def open_directory(directory: Path) -> TensorStore:
-    """The tensors of a model directory: the files of its index, or model.safetensors, or the one file there is.
+    """The tensors of a model directory: the files of its index, or model.safetensors, or the files there are.
 
+    An index may have another name than INDEX. One whose files are all gone, while exllamav2's are there (output...),
+    was copied by that tool from the model before it was quantized, and says nothing. Without an index, files named
+    "...-00001-of-00002" up to the last belong together.
     Raises CheckpointError when a shard or a tensor that the index names is missing, or a name stands twice.
     """
-    index = directory / INDEX
-    if index.is_file():
-        return _open_index(index)
+    files = sorted(p for p in directory.glob("*.safetensors") if p.is_file())
+    notes = []
+    for index in sorted(directory.glob(f"*{INDEX_SUFFIX}"), key=lambda path: (path.name != INDEX, path.name)):
+        if not _is_stale(index, files):
+            return _open_index(index)
+        notes.append(f"none of the files that {index.name} names is there: it is ignored, {files[0].name} is read")
     if (directory / SINGLE).is_file():
         return open_file(directory / SINGLE)
-    files = sorted(p for p in directory.glob("*.safetensors") if p.is_file())
-    if len(files) == 1:
-        return open_file(files[0])
+    if len(files) == 1 or _are_shards(files):
+        return _open_all(files, directory, notes)
     if not files:
         raise CheckpointError(
             f"{directory} has a config.json but no .safetensors file: the weights are missing; download them, or save "
@@ -127,10 +136,44 @@ def open_directory(directory: Path) -> TensorStore:
     )
 
 
-def _open_index(index: Path) -> TensorStore:
+def _is_stale(index: Path, files: list[Path]) -> bool:
+    """Whether an index belongs to files that are gone, and exllamav2's output is there instead."""
+    gone = not any((index.parent / name).exists() for name in set(_places(index).values()))
+    return gone and bool(files) and all(path.name.startswith("output") for path in files)
+
+
+def _are_shards(files: list[Path]) -> bool:
+    """Whether files are all the shards of one set by their names."""
+    names = [_SHARD.fullmatch(path.name) for path in files]
+    stems = {match and (match[1], match[3]) for match in names}
+    numbers = [int(match[2]) for match in names if match]
+    return len(stems) == 1 and numbers == list(range(1, len(files) + 1)) and int(names[0][3]) == len(files)  # type: ignore[index]
+
+
+def _open_all(files: list[Path], directory: Path, notes: list[str]) -> TensorStore:
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        store = open_file(path)
+        if twice := tensors.keys() & store.tensors.keys():
+            name = min(twice)
+            raise CheckpointError(
+                f"{path}: tensor {name!r} is in {tensors[name].path.name} too: these files are not of one model; "
+                "download it again"
+            )
+        tensors |= store.tensors
+    return TensorStore(tensors, files[0] if len(files) == 1 else directory, notes)
+
+
+def _places(index: Path) -> dict[str, str]:
+    """The file of each tensor, from an index."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise CheckpointError(f"{index}: weight_map must map tensor names to file names: download it again")
+    return places
+
+
+def _open_index(index: Path) -> TensorStore:
+    places = _places(index)
     tensors: dict[str, StoredTensor] = {}
     for name in dict.fromkeys(places.values()):
         path = index.parent / name
