@@ -43,15 +43,11 @@ def _fields(f: Function, base: Value, names: tuple[str, ...]) -> dict[str, Value
     return {name: f.load(PTR if name in _POINTERS else I64, f.at(base, 8 * i), 8) for i, name in enumerate(names)}
 
 
-def _smaller(f: Function, a: Value, b: Value) -> Value:
-    return f.select(a.compare("ult", b), a, b)
-
-
 def _block_rows(f: Function, block: Value, high: Value, low: Value) -> tuple[Value, Value, Value]:
     """(has low + 1 rows, rows, first row) of a block."""
     is_high = block.compare("ult", high)
     rows = f.select(is_high, low + 1, low)
-    return is_high, rows, block * low + _smaller(f, block, high)
+    return is_high, rows, block * low + f.smaller(block, high)
 
 
 def prepare_blocks() -> str:
@@ -69,7 +65,7 @@ def prepare_blocks() -> str:
             a["x_stride"],
             *(f.at(a[name], row * a[f"{name}_row"]) for name in ("planes", "scales", "sums")),
             begin,
-            _smaller(f, begin + a["piece"], a["steps"]),
+            f.smaller(begin + a["piece"], a["steps"]),
         )
     return module([f], "")
 
@@ -85,7 +81,7 @@ def multiply_tiles() -> str:
     table = f.at(f.arg("arguments"), 8 * len(MULTIPLY_FIELDS))
     results = f.stack(MOST_ROWS * ROW_STRIDE * 4)
     first_row = f.arg("first") * TILE_ROWS
-    count = _smaller(f, f.arg("end") * TILE_ROWS, a["n"]) - first_row
+    count = f.smaller(f.arg("end") * TILE_ROWS, a["n"]) - first_row
     with f.loop(0, a["blocks"]) as blocks:
         is_high, rows, row = _block_rows(f, blocks.index, a["high"], a["low"])
         with f.loop(0, a["parts"]) as parts:
@@ -171,7 +167,7 @@ def _worker() -> Function:
         first = f.emit(I64, f"atomicrmw add ptr {counter.name}, i64 {chunk.name} monotonic")
         f.branch(first.compare("ult", units), work, out)
         f.open_block(work)
-        f.call_void(function.name, arguments, first, _smaller(f, first + chunk, units))
+        f.call_void(function.name, arguments, first, f.smaller(first + chunk, units))
         f.jump(grab)
         f.open_block(out)
         not_last = loop.index.compare("ult", last)

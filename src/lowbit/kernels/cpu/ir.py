@@ -226,6 +226,10 @@ class Function:
             f"select {condition.type} {condition.name}, {yes.type} {yes.name}, {no.type} {no.name}",
         )
 
+    def smaller(self, a: Value, b: Value) -> Value:
+        """The smaller of two unsigned integers."""
+        return self.select(a.compare("ult", b), a, b)
+
     def call(self, result: Type, name: str, *args: Value) -> Value:
         """Calls an intrinsic or an external function and declares it."""
         self.declarations.add(f"declare {result} @{name}({', '.join(str(a.type) for a in args)})")

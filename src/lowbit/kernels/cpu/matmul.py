@@ -8,7 +8,9 @@ lanes. Two ways to the sum over a group:
 
     a16, a8  integer dot products. The zero point is the accumulator's first value, -zero * sum of x, which was made
              with x. Two planes of x meet as 256 high + low. Exact until scale and activation scale are applied.
-    fp32     weights become float and are multiplied by x: any element, as exact as float32 itself.
+    fp32     weights become float and are multiplied by x: any element, as exact as float32 itself. The groups of a
+             step are added to each other, steps in runs of RUN_STEPS, and runs to the result: one chain over
+             thousands of small groups would err several times as much as torch, which adds in blocks too.
 
 The order of additions does not depend on the number of rows, so a row of x gives the same bits in any batch.
 """
@@ -32,6 +34,7 @@ from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
 
 MOST_ROWS = 4  # of x in one pass: more do not fit the registers beside the weights
 ROW_STRIDE = 512  # floats from one row of results to the next
+RUN_STEPS = 16  # that fp32 adds to each other before it adds them to the result
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,43 @@ def matmul(isa: InstructionSet, spec: MatmulSpec) -> str:
         y = f.at(f.arg("y"), (loop.index - f.arg("first")) * (f.lanes * 4))
         targets = [f.at(y, row * ROW_STRIDE * 4) for row in range(spec.rows)]
         results = [f.load(f.floats, t, 4) if spec.accumulate else f.zero(f.floats) for t in targets]
-        with f.loop(0, steps, carried=results) as inner:
-            inner.put(_one_step(operands, body, inner.index, spec.step, inner.carried))
-        results = inner.carried
-        if spec.tail:
-            results = _one_step(operands, body, steps, spec.tail, results)
-        for target, result in zip(targets, results, strict=True):
-            f.store(result, target, 4)
+        add = _in_runs if spec.mode == "fp32" else _in_one_chain
+        add(operands, body, steps, targets, results)
     return f.build()
+
+
+def _in_one_chain(operands: _Operands, body: _Step, steps: Value, targets: list[Value], results: list[Value]) -> None:
+    """All steps, one after another."""
+    f, spec = operands.f, operands.spec
+    with f.loop(0, steps, carried=results) as inner:
+        inner.put(_one_step(operands, body, inner.index, spec.step, inner.carried))
+    results = inner.carried
+    if spec.tail:
+        results = _one_step(operands, body, steps, spec.tail, results)
+    _store(f, targets, results)
+
+
+def _in_runs(operands: _Operands, body: _Step, steps: Value, targets: list[Value], results: list[Value]) -> None:
+    """All steps in runs of RUN_STEPS, each added from zero; the results so far wait in memory."""
+    f, spec = operands.f, operands.spec
+    zeros = [f.zero(f.floats) for _ in targets]
+    _store(f, targets, results)
+
+    def add(run: list[Value]) -> None:
+        _store(f, targets, [f.load(f.floats, t, 4) + value for t, value in zip(targets, run, strict=True)])
+
+    with f.loop(0, steps, RUN_STEPS) as runs:
+        end = f.smaller(runs.index + RUN_STEPS, steps)
+        with f.loop(runs.index, end, carried=zeros) as inner:
+            inner.put(_one_step(operands, body, inner.index, spec.step, inner.carried))
+        add(inner.carried)
+    if spec.tail:
+        add(_one_step(operands, body, steps, spec.tail, zeros))
+
+
+def _store(f: Emitter, targets: list[Value], results: list[Value]) -> None:
+    for target, result in zip(targets, results, strict=True):
+        f.store(result, target, 4)
 
 
 def _one_step(operands: _Operands, body: _Step, step: Value, columns: int, results: list[Value]) -> list[Value]:
@@ -282,6 +314,7 @@ class _FloatStep:
         rows = spec.rows
         x = o.planes(step, rows * 16)
         blocks: dict[int, Block] = {}
+        totals = results if len(ranges) == 1 else [f.zero(f.floats) for _ in results]
         for (first, end), group in zip(ranges, groups, strict=True):
             scale, zero = o.scale(group), o.zero(group)
             weight_of = unscaled_weights(self.decoder, spec.format, scale, zero)
@@ -296,11 +329,11 @@ class _FloatStep:
                         acc[row][byte % 2] = f.fma(weight, value, acc[row][byte % 2])
             sums = [a + b for a, b in acc]
             if spec.format.zero is Zero.MIN:
-                results = [result + total for result, total in zip(results, sums, strict=True)]
+                totals = [total + value for total, value in zip(totals, sums, strict=True)]
             else:
                 left = scale * remaining_gain(self.decoder, spec.format)
-                results = [f.fma(total, left, result) for result, total in zip(results, sums, strict=True)]
-        return results
+                totals = [f.fma(value, left, total) for total, value in zip(totals, sums, strict=True)]
+        return totals if len(ranges) == 1 else [r + t for r, t in zip(results, totals, strict=True)]
 
 
 def unscaled_weights(
