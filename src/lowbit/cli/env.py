@@ -92,10 +92,18 @@ def _kernels() -> dict[str, str]:
 def _caches() -> dict[str, str]:
     from huggingface_hub import constants
 
+    from lowbit.errors import UsageError
     from lowbit.kernels.cpu.cache import cache_directory
 
-    places = {"compiled kernels": cache_directory(), "hugging face hub": Path(constants.HF_HUB_CACHE)}
-    return {name: f"{path} ({_size(path)})" for name, path in places.items()}
+    try:
+        kernels = _place(cache_directory())
+    except UsageError as error:
+        kernels = f"none ({error})"
+    return {"compiled kernels": kernels, "hugging face hub": _place(Path(constants.HF_HUB_CACHE))}
+
+
+def _place(directory: Path) -> str:
+    return f"{directory} ({_size(directory)})"
 
 
 def _size(directory: Path) -> str:

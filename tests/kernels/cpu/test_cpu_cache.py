@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, cache_size, clear_cache
+from lowbit.errors import UsageError
+from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, cache_size, clear_cache, open_cache
 from lowbit.kernels.cpu.engine import Engine
 from lowbit.kernels.cpu.ir import I64, PTR, Function, module
 
@@ -46,6 +47,51 @@ def test_the_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("LOWBIT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_directory() == Path("/xdg/lowbit/kernels")
+
+
+def test_a_home_that_nobody_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", "~nosuchuser/kernels")
+    with pytest.raises(UsageError) as caught:
+        open_cache()
+    assert str(caught.value) == (
+        "LOWBIT_CACHE_DIR=~nosuchuser/kernels: ~ stands for the home of a user whom this system knows; write the "
+        "directory in full"
+    )
+
+
+NOBODY = """
+import os, warnings
+for name in ("HOME", "LOWBIT_CACHE_DIR", "XDG_CACHE_HOME"):
+    os.environ.pop(name, None)
+os.getuid = lambda: 4000000000  # as a container sees a user it has no entry for
+import torch, lowbit
+from lowbit.errors import UsageError
+from lowbit.kernels.cpu.cache import cache_directory
+torch.manual_seed(0)
+q = lowbit.quantize(torch.randn(40, 96), "int4_g32")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    w = lowbit.pack(q)
+    for m in (1, 2):
+        y = lowbit.matmul(torch.ones(m, 96), w)
+print(*(warning.message for warning in said), sep="\\n")
+print(w.layout, bool(torch.allclose(y, torch.ones(m, 96) @ q.dequantize().T, atol=1e-4)))
+try:
+    cache_directory()
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_without_a_home_kernels_are_compiled_and_not_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", NOBODY], capture_output=True, text=True, check=True)
+    rule = "kernel cache: HOME is not set and this system knows no home of this user; "
+    remedy = "set LOWBIT_CACHE_DIR to a directory that belongs to this user"
+    assert done.stdout.splitlines() == [
+        f"{rule}{remedy}; until then kernels are compiled in every process",
+        "cpu_tile True",
+        rule + remedy,
+    ]
 
 
 @pytest.mark.parametrize("damage", ["cut", "replaced", "empty"])

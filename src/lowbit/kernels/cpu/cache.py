@@ -1,9 +1,9 @@
 """Compiled kernels on disk, so that a kernel is compiled once a machine and not once a process.
 
-The directory is LOWBIT_CACHE_DIR, or lowbit/kernels under XDG_CACHE_HOME or ~/.cache. It holds code this process will
-run, so it must belong to this user and be closed to all others (mode 0700); otherwise it is not used. A file is
-written beside its place and renamed, so that readers in other processes see all of it or nothing, and carries the
-digest of its key and content: one that was cut short, altered or renamed is reported, ignored and written anew.
+The directory is kernels under LOWBIT_CACHE_DIR, or lowbit/kernels under XDG_CACHE_HOME or ~/.cache. It holds code this
+process will run, so it must belong to this user and be closed to all others (mode 0700); otherwise it is not used. A
+file is written beside its place and renamed, so that readers in other processes see all of it or nothing, and carries
+the digest of its key and content: one that was cut short, altered or renamed is reported, ignored and written anew.
 """
 
 from __future__ import annotations
@@ -15,16 +15,49 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from lowbit.errors import UsageError
+
 _MAGIC = b"lowbit kernel 2\n"
 _SUFFIX = ".kernel"
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept. It need not exist yet."""
+    """Where compiled kernels are kept. It need not exist yet.
+
+    Raises UsageError where LOWBIT_CACHE_DIR begins with ~ and a user who has no home here, and where nothing says which
+    directory it is.
+    """
     if chosen := os.environ.get("LOWBIT_CACHE_DIR"):
-        return Path(chosen).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lowbit" / "kernels"
+        try:
+            return Path(chosen).expanduser() / "kernels"
+        except RuntimeError:
+            raise UsageError(
+                f"LOWBIT_CACHE_DIR={chosen}: ~ stands for the home of a user whom this system knows; write the "
+                "directory in full"
+            ) from None
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "lowbit" / "kernels"
+    try:
+        return Path.home() / ".cache" / "lowbit" / "kernels"
+    except RuntimeError:
+        raise UsageError(
+            "kernel cache: HOME is not set and this system knows no home of this user; set LOWBIT_CACHE_DIR to a "
+            "directory that belongs to this user"
+        ) from None
+
+
+def open_cache() -> ObjectCache:
+    """The cache of this process. Where the user has no home, it keeps nothing, and a warning says so.
+
+    Raises UsageError for a LOWBIT_CACHE_DIR that cannot be.
+    """
+    try:
+        return ObjectCache(cache_directory())
+    except UsageError as error:
+        if os.environ.get("LOWBIT_CACHE_DIR"):
+            raise
+        warnings.warn(f"{error}; until then kernels are compiled in every process", RuntimeWarning, stacklevel=2)
+        return ObjectCache(None)
 
 
 def cache_size(directory: Path | None = None) -> int:
@@ -46,9 +79,9 @@ def _head(key: str, code: bytes) -> bytes:
 
 
 class ObjectCache:
-    """Object files by key. Every failure to read or write costs a compilation and nothing else."""
+    """Object files by key, nowhere if there is no directory. A failure costs a compilation and nothing else."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None) -> None:
         self.directory = directory
         self._warned: set[str] = set()
 
@@ -57,14 +90,16 @@ class ObjectCache:
             self._warned.add(kind)
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _usable(self) -> bool:
-        """Makes the directory if needed and checks that nobody else can put code there."""
+    def _usable(self) -> Path | None:
+        """The directory, made if needed, or None if it cannot be or somebody else could put code there."""
+        if self.directory is None:
+            return None
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
         except OSError as error:
             self._warn("directory", f"kernel cache {self.directory}: {error}; kernels are compiled in every process")
-            return False
+            return None
         if os.name == "posix" and (found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077):
             self._warn(
                 "directory",
@@ -72,15 +107,15 @@ class ObjectCache:
                 "belong to this user with mode 0700 (chmod 700, or set LOWBIT_CACHE_DIR); kernels are compiled in "
                 "every process",
             )
-            return False
-        return True
+            return None
+        return self.directory
 
     def get(self, key: str) -> bytes | None:
         """The object stored under key, or None if there is none or it is damaged."""
-        if not self._usable():
+        if (directory := self._usable()) is None:
             return None
         try:
-            content = (self.directory / (key + _SUFFIX)).read_bytes()
+            content = (directory / (key + _SUFFIX)).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -95,14 +130,14 @@ class ObjectCache:
 
     def put(self, key: str, code: bytes) -> None:
         """Stores the object. Another process may do the same at the same time; the contents are equal."""
-        if not self._usable():
+        if (directory := self._usable()) is None:
             return
         try:
-            handle, name = tempfile.mkstemp(dir=self.directory, prefix=".writing-")
+            handle, name = tempfile.mkstemp(dir=directory, prefix=".writing-")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(_head(key, code) + code)
-                Path(name).replace(self.directory / (key + _SUFFIX))
+                Path(name).replace(directory / (key + _SUFFIX))
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise

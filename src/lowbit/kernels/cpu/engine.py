@@ -12,7 +12,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from lowbit.kernels.cpu.cache import ObjectCache, cache_directory
+from lowbit.kernels.cpu.cache import ObjectCache, open_cache
 from lowbit.kernels.cpu.isa import host_features, machine
 
 ENTRY = "kernel"  # the name emitters give to the function of a module that is called from outside
@@ -76,8 +76,8 @@ class Engine:
 
 @cache
 def engine() -> Engine:
-    """The process's engine. Raises ImportError without llvmlite."""
-    return Engine(ObjectCache(cache_directory()))
+    """The process's engine. Raises ImportError without llvmlite, UsageError for an impossible LOWBIT_CACHE_DIR."""
+    return Engine(open_cache())
 
 
 def unavailable() -> str | None:
