@@ -12,5 +12,6 @@ driver.py       the code around them: work shared between threads, results round
 descriptors.py  a packed weight as addresses; memory.py: huge pages under it
 plan.py         one matmul ready to be launched, by any thread
 program.py      many kernels as one launch: a decode step; small.py and row.py: its kernels besides matmuls
+chooser.py      a token from logits: peak.py the largest, draw.py a random one, head.py what top-k and top-p leave
 engine.py       LLVM: text to address; cache.py: compiled kernels on disk; threads.py: torch's thread pool
 """

@@ -17,8 +17,10 @@ SIZE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 class Emitter(Function):
     """ir.Function with an instruction set. `ints` and `floats` are its vectors of 32-bit lanes."""
 
-    def __init__(self, isa: InstructionSet, parameters: Mapping[str, Type]) -> None:
-        super().__init__("kernel", parameters)
+    def __init__(
+        self, isa: InstructionSet, parameters: Mapping[str, Type], name: str = "kernel", internal: bool = False
+    ) -> None:
+        super().__init__(name, parameters, internal)
         self.isa = isa
         self.lanes = isa.lanes
         self.ints, self.floats = vector("i32", isa.lanes), vector("float", isa.lanes)
@@ -27,7 +29,11 @@ class Emitter(Function):
         return module([self], self.isa.target_features)
 
     def zero(self, kind: Type) -> Value:
-        return Value(self, kind, "zeroinitializer" if kind.lanes else {"float": "0.0"}.get(kind.item, "0"))
+        return Value(self, kind, "zeroinitializer" if kind.lanes else "0.0" if kind.is_float else "0")
+
+    def counting(self) -> Value:
+        """The integers 0, 1, 2, ... in the lanes of a vector."""
+        return Value(self, self.ints, "<" + ", ".join(f"i32 {i}" for i in range(self.lanes)) + ">")
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once where the hardware can."""

@@ -30,12 +30,12 @@ class Type:
 
     @property
     def is_float(self) -> bool:
-        return self.item in {"float", "half"}
+        return self.item in {"float", "half", "double"}
 
     @property
     def mangled(self) -> str:
         """The suffix of overloaded intrinsics, such as v16f32."""
-        item = {"float": "f32", "half": "f16"}.get(self.item, self.item)
+        item = {"float": "f32", "half": "f16", "double": "f64"}.get(self.item, self.item)
         return f"v{self.lanes}{item}" if self.lanes else item
 
     def of(self, item: str) -> Type:
@@ -43,7 +43,9 @@ class Type:
         return Type(item, self.lanes)
 
 
-PTR, I8, I16, I32, I64, BOOL, FLOAT, HALF = (Type(t) for t in ("ptr", "i8", "i16", "i32", "i64", "i1", "float", "half"))
+PTR, I8, I16, I32, I64, BOOL, FLOAT, HALF, DOUBLE = (
+    Type(t) for t in ("ptr", "i8", "i16", "i32", "i64", "i1", "float", "half", "double")
+)
 
 
 def vector(item: str, lanes: int) -> Type:
@@ -52,9 +54,9 @@ def vector(item: str, lanes: int) -> Type:
 
 def _literal(kind: Type, value: int | float) -> str:
     if kind.is_float:
-        single = struct.unpack("<f", struct.pack("<f", value))[0]
-        bits = struct.unpack("<Q", struct.pack("<d", single))[0]
-        text = f"0x{bits:016X}" if kind.item == "float" else f"{single:e}"
+        stored = value if kind.item == "double" else struct.unpack("<f", struct.pack("<f", value))[0]
+        bits = struct.unpack("<Q", struct.pack("<d", stored))[0]
+        text = f"{stored:e}" if kind.item == "half" else f"0x{bits:016X}"
     else:
         assert isinstance(value, int), f"{value} is no {kind}"
         width = int(kind.item[1:])
