@@ -172,6 +172,41 @@ def test_a_model_whose_memory_moves_gets_a_new_program() -> None:
     assert torch.equal(stepped(model, model.new_cache(1, 8)), after)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_step_ends_with_the_largest_logit(tied: bool) -> None:
+    model = decoder(torch.bfloat16, tied_embeddings=tied)
+    if not tied:
+        model.lm_head = Linear.from_float(nn.Linear(72, 211, bias=False), "int8")
+    with torch.inference_mode():
+        cache, other = model.new_cache(1, 8), model.new_cache(1, 8)
+        for token in (1, 5):
+            copy = model(torch.tensor([[token]]), other)
+            following = model.next_logits([token], cache)
+            assert torch.equal(following.logits, copy[0, 0])
+            largest, place = following.logits.max(0)
+            assert following.peak == (float(largest), int(place))
+        assert cache.length == 2
+        held = copy.clone()
+        model(torch.tensor([[9]]), other)
+        assert torch.equal(copy, held)  # forward() gives logits away, next_logits() lends them
+
+
+def test_next_logits_of_several_tokens_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder(torch.float32)  # its head is torch's
+    with torch.inference_mode():
+        cache = model.new_cache(1, 8)
+        want = model(torch.tensor([TOKENS[:5]]), last_only=True)[0, 0]
+        following = model.next_logits(TOKENS[:5], cache)
+        assert torch.equal(following.logits, want)
+        assert following.peak is None
+        assert model.next_logits([1], cache).peak is None
+        monkeypatch.setattr("lowbit.models.decoder.cpu_step", lambda *_: None)
+        assert model.next_logits([1], cache).logits.shape == (211,)
+        assert cache.length == 7
+        with pytest.raises(ModelError, match="7 tokens held and 2 more exceed its capacity of 8"):
+            model.next_logits([1, 2], cache)
+
+
 def test_programs_die_with_their_cache() -> None:
     model = decoder(torch.bfloat16)
     gc.collect()

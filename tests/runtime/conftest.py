@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lowbit.checkpoint.base import Checkpoint, Entry, TokenizerData
-from lowbit.models import Decoder, KVCache, model_config
+from lowbit.models import Decoder, KVCache, NextLogits, model_config
 from lowbit.runtime import LLM
 
 BOS, EOS = 256, 257
@@ -86,19 +86,18 @@ class Scripted:
         self.new_cache = model.new_cache
         self.script, self.calls, self.prompts = list(script), 0, 0
 
-    def __call__(self, token_ids: torch.Tensor, cache: KVCache, last_only: bool) -> torch.Tensor:
-        assert last_only
+    def next_logits(self, tokens: Sequence[int], cache: KVCache) -> NextLogits:
         if cache.length == 0:
             self.prompts += 1
             self.at = 0
         else:
-            assert token_ids.tolist() == [[self._token(self.at - 1)]]
-        cache.advance(token_ids.shape[1])
-        logits = torch.zeros(1, 1, self.config.vocab_size)
-        logits[0, 0, self._token(self.at)] = 50.0
+            assert list(tokens) == [self._token(self.at - 1)]
+        cache.advance(len(tokens))
+        logits = torch.zeros(self.config.vocab_size)
+        logits[self._token(self.at)] = 50.0
         self.at += 1
         self.calls += 1
-        return logits
+        return NextLogits(logits, None)
 
     def _token(self, at: int) -> int:
         return self.script[at] if at < len(self.script) else ord("a")

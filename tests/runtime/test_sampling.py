@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lowbit.errors import ModelError, UsageError
-from lowbit.runtime import SamplingParams
+from lowbit.runtime import SamplingParams, sampling
 from lowbit.runtime.sampling import new_generator, sample
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True, scope="module")
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What reads the logits: compiled kernels, or torch as on a GPU or without llvmlite."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(sampling, "unavailable", lambda: "switched off")
+        yield request.param
 
 
 def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -122,6 +132,34 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.9, seed=0)
     logits = random_logits(50)
     assert sample(logits, params, new_generator(params)) == int(logits.argmax())
+
+
+@pytest.mark.parametrize("temperature", [1e38, 1e300])
+def test_a_huge_temperature_is_uniform(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=0)
+    logits, generator = random_logits(4), new_generator(params)
+    logits[2] = -torch.inf
+    assert {sample(logits, params, generator) for _ in range(60)} == {0, 1, 3}
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 1.0, "top_k": 17}, {"temperature": 1.0, "top_p": 0.41}])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_both_paths_draw_the_same_tokens(options: dict[str, Any], rounded: bool) -> None:
+    """Equal logits rank by id in both. A number as near to the end of a token's share as float32 rounds is rare."""
+    params = SamplingParams(seed=11, **options)
+    logits = random_logits(900).round() if rounded else random_logits(900)
+    peak = sampling._peak(logits)
+    count = params.top_k if params.top_k < 900 else 0
+    for at in range(100):
+        o = sampling.Options(1 / params.temperature, count, params.top_p, params.min_p, (at + 0.5) / 100)
+        assert sampling.chooser(900).draw(logits, peak, o) == sampling._draw(logits, peak, o)
+
+
+def test_a_known_peak_is_taken() -> None:
+    logits = random_logits(50)
+    assert sample(logits, SamplingParams(), new_generator(SamplingParams()), sampling.Peak(1.0, 7)) == 7
+    with pytest.raises(ModelError, match="the largest of 50 logits is nan"):
+        sample(logits, SamplingParams(), new_generator(SamplingParams()), sampling.Peak(torch.nan, 7))
 
 
 def test_masked_tokens_are_never_drawn() -> None:

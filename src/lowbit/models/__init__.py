@@ -2,9 +2,11 @@
 
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
-from lowbit.models.decoder import Decoder
+from lowbit.models.decoder import Decoder, NextLogits
 from lowbit.models.families import FAMILIES, family, model_config
 from lowbit.models.load import load_model
 from lowbit.models.rope import RopeConfig
 
-__all__ = ["FAMILIES", "Decoder", "KVCache", "ModelConfig", "RopeConfig", "family", "load_model", "model_config"]
+__all__ = [
+    "FAMILIES", "Decoder", "KVCache", "ModelConfig", "NextLogits", "RopeConfig", "family", "load_model", "model_config",
+]  # fmt: skip

@@ -3,7 +3,7 @@
     x = embedding[token] |
     per layer   norm, x for q k v | q k v | norm and rotate heads, append, attend | x for o | o
                 x += o, norm, x for gate up | gate up | silu(gate) * up, x for down | down
-    head        x += down, norm, x for head | head
+    head        x += down, norm, x for head | head | the largest logit
 
 A bar is a place where threads wait for each other. Activations are float32 from the embedding to the logits, so the
 result is closer to the weights' truth than the 16-bit torch path, and rounds differently. The cache is the model's own.
@@ -11,6 +11,7 @@ result is closer to the weights' truth than the 16-bit torch path, and rounds di
 
 from __future__ import annotations
 
+import ctypes
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from lowbit.errors import ModelError
 from lowbit.kernels.cpu import engine, small
+from lowbit.kernels.cpu.chooser import Peak, PeakMemory
 from lowbit.kernels.cpu.isa import best
+from lowbit.kernels.cpu.peak import PEAK_FIELDS, peak
 from lowbit.kernels.cpu.plan import TYPE_NAMES
 from lowbit.kernels.cpu.program import Program
 from lowbit.models.cache import KVCache
@@ -94,10 +97,16 @@ class CpuStep:
             self._mlp(layer)
         before = [self._norm(norm)]
         if head is None:
+            self._result = self._normed
             p.chain(before, 1)
         else:
-            self.logits = p.floats(config.vocab_size)
-            p.multiply(before, self._normed, [self._product({"head": head}, "head", self.logits)])
+            logits = self._result = p.floats(config.vocab_size)
+            p.multiply(before, self._normed, [self._product({"head": head}, "head", logits)])
+            self._peak = PeakMemory()
+            values = {
+                "logits": logits.data_ptr(), "count": config.vocab_size, "peak": ctypes.addressof(self._peak),
+            }  # fmt: skip
+            p.record(engine.engine().address(peak(self.isa)), p.arguments(PEAK_FIELDS, values))
 
     def _product(
         self, owner: dict[str, nn.Module | None], name: str, y: Tensor
@@ -172,20 +181,21 @@ class CpuStep:
         same = self.layers is layers and self.table is table and self.head is head
         return same and self._watch.holds()
 
-    def run(self, token: Tensor, position: int) -> Tensor:
-        """token: [1] int64; position: tokens in the cache. Returns logits [vocab], or the normed vector [hidden].
+    def run(self, token: int, position: int) -> tuple[Tensor, Peak | None]:
+        """position: tokens in the cache. Returns logits [vocab] and their peak, or the normed vector [hidden] and None.
 
-        Raises ModelError for a token outside of the vocabulary.
+        The tensor is the program's own: the next run writes into it. Raises ModelError for a token outside of the
+        vocabulary.
         """
-        if not 0 <= int(token) < self.config.vocab_size:
-            raise ModelError(f"token {int(token)}: the vocabulary has {self.config.vocab_size} tokens, from 0")
+        if not 0 <= token < self.config.vocab_size:
+            raise ModelError(f"token {token}: the vocabulary has {self.config.vocab_size} tokens, from 0")
         if self._looks_up:
-            self._token.copy_(token)
+            self._token[0] = token
         else:
-            self.x.copy_(self.table(token)[0])
-        self._position.fill_(position)
+            self.x.copy_(self.table(torch.tensor([token]))[0])
+        self._position[0] = position
         self.program.run()
-        return (self._normed if self.head is None else self.logits).clone()
+        return self._result, None if self.head is None else self._peak.read()
 
 
 _steps: WeakKeyDictionary[KVCache, CpuStep] = WeakKeyDictionary()

@@ -11,7 +11,8 @@ the embedding's own memory, also after `.to()`.
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from lowbit.dispatch import matmul
 from lowbit.errors import ModelError
+from lowbit.kernels.cpu.chooser import Peak
 from lowbit.models.attention import Attention
 from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
@@ -68,6 +70,13 @@ class Body(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
 
+class NextLogits(NamedTuple):
+    """What may follow a sequence."""
+
+    logits: Tensor  # [vocab] float32; the next pass over the same cache may write into it
+    peak: Peak | None  # the largest of them and its token, where a step has found it already
+
+
 class Decoder(nn.Module):
     """Token ids in, logits out. `load_model` builds one from a checkpoint."""
 
@@ -111,18 +120,30 @@ class Decoder(nn.Module):
                 "must be [batch, time] int64 with at least one token"
             )
         batch, time = token_ids.shape
-        start = 0
         if cache is not None:
             cache.require_room(batch, time)
-            start = cache.length
+            if token_ids.numel() == 1 and (following := self._cpu_next(int(token_ids), cache)) is not None:
+                return following.logits.clone()[None, None]
         elif time > self.config.context_length:
             raise ModelError(
                 f"{time} tokens: the model's context is {self.config.context_length}; evaluate shorter windows"
             )
+        return self._through_layers(token_ids, cache, last_only)
 
-        if cache is not None and (logits := self._cpu_logits(token_ids, cache)) is not None:
-            cache.advance(time)
-            return logits
+    def next_logits(self, tokens: Sequence[int], cache: KVCache) -> NextLogits:
+        """What follows the sequence in the cache and these tokens of it, which the cache holds afterwards.
+
+        As forward() with `last_only`, for a cache of one sequence, without a copy of the logits.
+        """
+        cache.require_room(1, len(tokens))
+        if len(tokens) == 1 and (following := self._cpu_next(tokens[0], cache)) is not None:
+            return following
+        token_ids = torch.tensor([tokens], device=self.device)
+        return NextLogits(self._through_layers(token_ids, cache, last_only=True)[0, -1], None)
+
+    def _through_layers(self, token_ids: Tensor, cache: KVCache | None, last_only: bool) -> Tensor:
+        """forward() without its checks, layer by layer or by a CUDA graph."""
+        time, start = token_ids.shape[1], 0 if cache is None else cache.length
         if cache is not None and (logits := self._gpu_logits(token_ids, cache)) is not None:
             cache.advance(time)
             return logits
@@ -135,19 +156,18 @@ class Decoder(nn.Module):
             cache.advance(time)
         return self.head(self.model.norm(x[:, -1:] if last_only else x))
 
-    def _cpu_logits(self, token_ids: Tensor, cache: KVCache) -> Tensor | None:
-        """Logits [1, 1, vocab] of one new token by one call of compiled code, or None where that does not serve."""
-        if token_ids.numel() != 1 or torch.is_grad_enabled():
-            return None
-        if self.device.type != "cpu" or torch.compiler.is_compiling():
+    def _cpu_next(self, token: int, cache: KVCache) -> NextLogits | None:
+        """next_logits() of one token by one call of compiled code, or None where that does not serve."""
+        if torch.is_grad_enabled() or self.device.type != "cpu" or torch.compiler.is_compiling():
             return None
         table = self.model.embed_tokens
         head = self.lm_head if self.lm_head is not None else table if self.head_backend in BACKENDS else None
         step = cpu_step(self.config, table, self.model.layers, self.model.norm, self.rope, head, cache)
         if step is None:
             return None
-        y = step.run(token_ids[0], cache.length)[None, None]
-        return y if step.head is not None else self.head(y.to(self.dtype))
+        y, peak = step.run(token, cache.length)
+        cache.advance(1)
+        return NextLogits(y if step.head is not None else self.head(y.to(self.dtype)), peak)
 
     def _gpu_logits(self, token_ids: Tensor, cache: KVCache) -> Tensor | None:
         """Logits [1, 1, vocab] of one new token by one CUDA graph, or None where that does not serve."""

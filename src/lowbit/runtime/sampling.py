@@ -2,7 +2,11 @@
 
     p = softmax(logits / temperature)
     keep the top_k most likely;  of these, the shortest head of the ranking whose share reaches top_p;
-    of these, tokens at least min_p times as likely as the first;   draw by inverting the cumulative sum
+    of these, tokens at least min_p times as likely as the first
+    draw: the first token, by id, whose cumulative probability exceeds a uniform number
+
+Equally likely tokens rank by their ids. Logits in the memory of a CPU are read by compiled kernels
+(lowbit.kernels.cpu.draw), others by torch, which draws the same tokens up to roundings.
 
 (top-p: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019; min-p: Nguyen et al., "Turning Up the
 Heat: Min-p Sampling for Creative and Coherent LLM Outputs", 2024.) The uniform number comes from a generator on the
@@ -22,6 +26,8 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import ModelError, UsageError
+from lowbit.kernels.cpu.chooser import Options, Peak, chooser
+from lowbit.kernels.cpu.engine import unavailable
 
 _FIRST_CANDIDATES = 256  # top-p ranks this many tokens first, and more only when they do not reach top_p
 
@@ -83,46 +89,75 @@ def sample(
     logits: Tensor,  # [vocab] float32, any device
     params: SamplingParams,
     generator: torch.Generator,  # on the CPU
+    peak: Peak | None = None,  # of the logits, where it is known
 ) -> int:
     """The next token's id. Raises ModelError when the logits hold NaN, +inf, or nothing but -inf."""
-    best, place = logits.max(0)
-    if not math.isfinite(float(best)):  # max carries NaN on
+    if peak is None:
+        peak = chooser(logits.numel()).peak(logits) if _compiled(logits) else _peak(logits)
+    if not math.isfinite(peak.largest):  # NaN is carried on
         raise ModelError(
-            f"the largest of {logits.numel()} logits is {float(best)}: a value in the model overflowed or its weights "
+            f"the largest of {logits.numel()} logits is {peak.largest}: a value in the model overflowed or its weights "
             "are damaged; try dtype float32 or bfloat16, or another copy of the checkpoint"
         )
     if params.greedy:
-        return int(place)
+        return peak.place
 
-    # Subtracting first keeps a tiny temperature from making infinities that cancel to NaN, as does zero in float32.
-    temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
-    weights = ((logits - best) / temperature).exp()  # the most likely token weighs 1
-    ids: Tensor | None = None  # token ids of `weights`; None: all, in order
-    if params.top_k and params.top_k < weights.numel():
-        weights, ids = weights.topk(params.top_k)
-    if params.top_p < 1:
-        weights, head = _head(weights, params.top_p)
-        ids = head if ids is None else ids[head]
-    weights = weights.where(weights >= params.min_p, 0)
+    uniform = torch.rand((), dtype=torch.float64, generator=generator).item()
+    top_k = params.top_k if params.top_k < logits.numel() else 0
+    options = Options(_rate(params.temperature), top_k, params.top_p, params.min_p, uniform)
+    if _compiled(logits):
+        return chooser(logits.numel()).draw(logits, peak, options)
+    return _draw(logits, peak, options)
 
+
+def _compiled(logits: Tensor) -> bool:
+    """Whether the compiled kernels can read these logits."""
+    plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
+    return plain and unavailable() is None
+
+
+def _rate(temperature: float) -> float:
+    """1 / temperature, kept where float32 has it: no infinity that meets a zero, no zero that meets an infinity."""
+    info = torch.finfo(torch.float32)
+    return 1 / min(max(temperature, info.tiny), 1 / info.tiny)
+
+
+def _peak(logits: Tensor) -> Peak:
+    largest, place = logits.max(0)  # max carries NaN on
+    return Peak(float(largest), int(place))
+
+
+def _draw(logits: Tensor, peak: Peak, options: Options) -> int:
+    """The same by torch, on any device."""
+    weights = ((logits - peak.largest) * options.rate).exp()  # the most likely token weighs 1
+    if options.top_k:
+        weights = _first(weights, options.top_k)
+    if options.top_p < 1:
+        weights = _first(weights, _head_length(weights, options.top_p))
+    weights = weights.where(weights >= options.min_p, 0)
     cumulative = weights.double().cumsum(0)
-    point = torch.rand((), dtype=torch.float64, generator=generator).item() * cumulative[-1]
     # right=True: the first token whose sum exceeds the point; a token of weight zero never is.
-    index = int(torch.searchsorted(cumulative, point, right=True))
+    index = int(torch.searchsorted(cumulative, options.uniform * cumulative[-1], right=True))
     if index == weights.numel():  # rounding put the point on the total itself
         index = int(weights.nonzero()[-1])
-    return index if ids is None else int(ids[index])
+    return index
 
 
-def _head(weights: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The shortest head of the ranking that has `share` of the total: its weights, falling, and where they stood."""
-    total = weights.double().sum()
+def _first(weights: Tensor, count: int) -> Tensor:
+    """Zero but for the first `count` of the ranking, in which equal weights stand in the order of their ids."""
+    edge = weights.topk(count).values[-1]
+    above = weights > edge
+    kept = weights.where(above, 0)
+    kept[(weights == edge).nonzero()[: count - int(above.sum()), 0]] = edge
+    return kept
+
+
+def _head_length(weights: Tensor, share: float) -> int:
+    """The length of the shortest head of the ranking that has `share` of the total."""
+    wanted = share * weights.double().sum()
     count = min(_FIRST_CANDIDATES, weights.numel())
     while True:
-        ranked, places = weights.topk(count)
-        cumulative = ranked.double().cumsum(0)
-        if cumulative[-1] >= share * total or count == weights.numel():
-            break
+        cumulative = weights.topk(count).values.double().cumsum(0)
+        if cumulative[-1] >= wanted or count == weights.numel():
+            return min(int((cumulative < wanted).sum()) + 1, count)
         count = min(count * 8, weights.numel())
-    length = int((cumulative < share * total).sum()) + 1
-    return ranked[:length], places[:length]

@@ -87,9 +87,8 @@ class TextStream(Iterator[str]):
     def _next_token(self, new: Sequence[int], cache: KVCache) -> int:
         """Read the tokens that are new to the cache and choose the one that follows them."""
         for start in range(0, len(new), PREFILL_CHUNK):
-            chunk = torch.tensor([new[start : start + PREFILL_CHUNK]], device=self._model.device)
-            logits = self._model(chunk, cache, last_only=True)
-        return sample(logits[0, -1], self._params, self._generator)
+            logits, peak = self._model.next_logits(new[start : start + PREFILL_CHUNK], cache)
+        return sample(logits, self._params, self._generator, peak)
 
 
 class _Clock:
