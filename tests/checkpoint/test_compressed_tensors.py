@@ -653,14 +653,16 @@ def test_static_activations_are_kept(tmp_path):
     assert value.input_scale.tolist() == [0.5]
 
 
-def test_cache_scales_are_put_aside(tmp_path):
+def test_cache_scales_are_parts_of_the_attention(tmp_path):
     parts, _ = parts_of("int4_channel", n=4, k=64)
     modules = {"a.attn.k_proj": parts, "a.attn": {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}}
     checkpoint = open_checkpoint(
         save_ct(tmp_path, modules, {"g": scheme(4, True, "channel")}, kv_cache_scheme={"num_bits": 8, "type": "float"})
     )
-    assert list(checkpoint) == ["a.attn.k_proj.weight"]
-    assert "8-bit KV cache" in checkpoint.assumptions[0]
+    assert set(checkpoint) == {"a.attn.k_proj.weight", "a.attn.k_scale", "a.attn.v_scale"}
+    told = "the file has scales for an 8-bit KV cache, such as a.attn.k_scale: the cache keeps 16 bits and does not use"
+    assert checkpoint.assumptions == [f"{told} them"]
+    assert checkpoint["a.attn.k_scale"].tolist() == [1.0]
 
 
 # ---------------------------------------------------------------------------- read: damaged
@@ -747,14 +749,20 @@ def test_a_zero_point_out_of_range(tmp_path):
         ),
         ({"g": scheme(4, True, "channel", type="float")}, {}, "config group 'g' has float weights of 4 bits"),
         (
+            {"g": scheme(8, False, "channel", type="float")},
+            {"format": "float-quantized"},
+            "config group 'g' has float weights with zero points: floats are symmetric",
+        ),
+        ({"g": {"targets": ["Linear"], "weights": 3}}, {}, "config group 'g': weights is 3: it must be an object"),
+        (
             {"g": scheme(4, True, "channel") | {"format": "nvfp4-pack-quantized"}},
             {},
-            "has format 'nvfp4-pack-quantized'",
+            "config group 'g' has int weights of 4 bits: nvfp4-pack-quantized holds 4 bit floats",
         ),
         ({"g": scheme(4, True, "channel")}, {"format": "marlin-24"}, "config group 'g' has format 'marlin-24'"),
         ({"g": {"targets": ["Linear"]}}, {}, "config group 'g' has no weights object"),
         ({"g": {"targets": "Linear"}}, {}, "config group 'g' is not an object with targets"),
-        ({"FP8": ["Linear"]}, {}, "config group 'FP8' is not an object with targets, nor a known preset"),
+        ({"FP9": ["Linear"]}, {}, "config group 'FP9' is not an object with targets, nor a known preset"),
         ([], {}, "quantization_config has no config_groups"),
         ({"g": scheme(4, True, "channel") | {"targets": ["re:("]}}, {}, r"target 're:\(' is not a regular expression"),
         (

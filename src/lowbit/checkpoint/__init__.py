@@ -1,11 +1,13 @@
 """Checkpoints: files on disk to QuantizedTensor and back, one module per format and a registry that probes."""
 
-from lowbit.checkpoint.base import Checkpoint, Entry, MissingTensor, Progress, TokenizerData, Value
+from lowbit.checkpoint.base import CACHE_PARTS, Checkpoint, CheckpointWarning, Entry, MissingTensor, Progress, TokenizerData, Value
 from lowbit.checkpoint.compressed_tensors.writer import WriteReport, write_compressed_tensors
 from lowbit.checkpoint.registry import open_checkpoint
 
 __all__ = [
+    "CACHE_PARTS",
     "Checkpoint",
+    "CheckpointWarning",
     "Entry",
     "MissingTensor",
     "Progress",

@@ -21,6 +21,9 @@ from lowbit.formats import QuantizedTensor, Section, WeightFormat
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# entries of an attention module beside its weights: what a quantized cache of keys and values is scaled by
+CACHE_PARTS = frozenset(f"{what}_{kind}" for what in ("q", "k", "v", "kv", "prob") for kind in ("scale", "zero_point"))
+
 Value = Tensor | QuantizedTensor
 Progress = Callable[[int, int, str], None]  # (done_bytes, total_bytes, name of what was just done)
 
@@ -29,6 +32,10 @@ class MissingTensor(CheckpointError, KeyError):
     """A parameter that the checkpoint does not have. Also a KeyError, as a Mapping promises."""
 
     __str__ = Exception.__str__  # KeyError would print the repr
+
+
+class CheckpointWarning(UserWarning):
+    """A file that can be read, but bears signs that what it holds is not what its maker meant."""
 
 
 @dataclass(frozen=True)

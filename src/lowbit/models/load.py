@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lowbit.checkpoint import Checkpoint
+from lowbit.checkpoint import CACHE_PARTS, Checkpoint
 from lowbit.dispatch import pack
 from lowbit.errors import ModelError
 from lowbit.formats import QuantizedTensor, WeightFormat
@@ -130,7 +130,7 @@ def _compare(model: Decoder, checkpoint: Checkpoint) -> None:
             f"this config needs them; get the whole checkpoint, or the config that belongs to it{hint}"
         )
     optional = {HEAD} if config.tied_embeddings else set()
-    spare = [name for name in checkpoint.entries if name not in needed and not name.endswith(DERIVED)]
+    spare = [name for name in checkpoint.entries if name not in needed and not _is_unused(name)]
     if left_over := [name for name in spare if name not in optional]:
         raise ModelError(
             f"{_listed(left_over)} left over: a {config.family} model of {config.num_layers} layers with this config "
@@ -148,6 +148,11 @@ def _compare(model: Decoder, checkpoint: Checkpoint) -> None:
         if isinstance(entry.form, WeightFormat) and not quantizable:
             raise ModelError(f"{name} is quantized ({entry.form}): only linear and embedding weights can be; "
                              "leave it out of the recipe")  # fmt: skip
+
+
+def _is_unused(name: str) -> bool:
+    """Whether a model runs without this tensor of its checkpoint."""
+    return name.endswith(DERIVED) or (".layers." in name and name.rpartition(".")[2] in CACHE_PARTS)
 
 
 def _listed(names: list[str], most: int = 5) -> str:

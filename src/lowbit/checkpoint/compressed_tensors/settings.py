@@ -6,21 +6,33 @@ Source: compressed-tensors 0.20 (QuantizationConfig, QuantizationScheme, Quantiz
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeGuard
 
 from lowbit.checkpoint.compressed_tensors.patterns import PREFIX, check_target, is_named
+from lowbit.checkpoint.compressed_tensors.presets import preset
 from lowbit.errors import CheckpointError
-from lowbit.formats import Along, Channel, Grouping, Int, WeightFormat, WholeTensor, Zero
-from lowbit.formats.scale import Scale
+from lowbit.formats import FLOATS, Along, Block, Channel, Element, Grouping, Int, Scale, WeightFormat, WholeTensor, Zero
 
 METHOD = "compressed-tensors"
 PACKED = "pack-quantized"
 EMBEDDING_PARTS = ("embed", "wte")  # in the last part of a module's path: an Embedding, otherwise a Linear
 
-_PRESET = re.compile(r"W([2-8])A16(_ASYM)?", re.IGNORECASE)
 _STRATEGIES: dict[type[Grouping], str] = {Along: "group", Channel: "channel", WholeTensor: "tensor"}
+_SMALL_FLOATS = {8: "fp8_e4m3", 6: "fp6_e2m3", 4: "fp4_e2m1"}
+_ONE_TO_EIGHT = frozenset(range(1, 9))
+_HOLDS: dict[str, dict[str, frozenset[int]]] = {  # layout -> kind of number -> bits
+    PACKED: {"int": _ONE_TO_EIGHT},
+    "int-quantized": {"int": _ONE_TO_EIGHT},
+    "float-quantized": {"float": frozenset({8})},
+    "naive-quantized": {"int": _ONE_TO_EIGHT, "float": frozenset({8})},
+    "mxfp8-quantized": {"float": frozenset({8})},
+    "nvfp4-pack-quantized": {"float": frozenset({4})},
+    "mxfp4-pack-quantized": {"float": frozenset({4})},
+    "mxfp6-pack-quantized": {"float": frozenset({6})},
+}
 
 
 @dataclass(frozen=True)
@@ -30,20 +42,25 @@ class WeightSettings:
     bits: int
     symmetric: bool
     grouping: Grouping
+    kind: str = "int"  # or "float"
+
+    @property
+    def element(self) -> Element:
+        return Int(self.bits) if self.kind == "int" else FLOATS[_SMALL_FLOATS[self.bits]]
 
     def format(self, scale_dtype: str) -> WeightFormat:
-        """The WeightFormat of a weight with these settings and scales of a dtype ("fp16", "bf16", "fp32").
+        """The WeightFormat of a weight with these settings and one-level scales of a type ("fp16", "bf16", "fp32").
 
         Symmetric 1-bit codes mean -1 and 0 here, and -1 and +1 in lowbit: they are read with a zero point of 1.
         """
-        zero = Zero.NONE if self.symmetric and self.bits > 1 else Zero.INT
-        return WeightFormat(Int(self.bits), self.grouping, Scale(scale_dtype), zero)
+        zero = Zero.NONE if self.kind == "float" or (self.symmetric and self.bits > 1) else Zero.INT
+        return WeightFormat(self.element, self.grouping, Scale(scale_dtype), zero)
 
     def arguments(self) -> dict[str, Any]:
         """The `weights` object of a config group, as compressed-tensors writes it."""
         return {
             "num_bits": self.bits,
-            "type": "int",
+            "type": self.kind,
             "symmetric": self.symmetric,
             "strategy": _STRATEGIES[type(self.grouping)],
             "group_size": self.grouping.size if isinstance(self.grouping, Along) else None,
@@ -53,11 +70,12 @@ class WeightSettings:
 
 @dataclass(frozen=True)
 class Group:
-    """One config group."""
+    """One config group. weights: None where only activations are quantized."""
 
     name: str
     targets: tuple[str, ...]
-    weights: WeightSettings
+    weights: WeightSettings | None
+    layout: str  # a key of layouts.LAYOUTS
     quantized_activations: bool
     static_activations: bool
 
@@ -69,17 +87,49 @@ class Settings:
     groups: tuple[Group, ...]
     ignore: tuple[str, ...]
 
-    def group_of(self, module: str) -> Group | None:
-        """The group whose target fits a module: an exact path before an expression before a class name."""
-        targets = {target: group for group in self.groups for target in group.targets}
-        for target in sorted(targets, key=lambda t: (t.startswith(PREFIX), t)):
-            if is_named(module, target):
-                return targets[target]
-        return targets.get(module_class(module))
+    def groups_of(self, module: str) -> list[Group]:
+        """The groups with quantized weights whose targets fit a module, the one to prefer first.
+
+        An exact path comes before an expression, and that before a class name.
+        """
+        found: dict[str, Group] = {}
+        for target in self._matching(module, self._targets, self._expressions):
+            for group in self._targets[target]:
+                found.setdefault(group.name, group)
+        return list(found.values())
 
     def ignores(self, module: str) -> bool:
         """Whether the ignore list names the module, which wins over every target."""
-        return any(is_named(module, target) or target == module_class(module) for target in self.ignore)
+        return any(True for _ in self._matching(module, self._ignored, self._ignored_expressions))
+
+    @staticmethod
+    def _matching(module: str, targets: Container[str], expressions: list[str]) -> Iterator[str]:
+        """Targets that name the module. Paths are looked up, not searched: there may be one a module."""
+        if module in targets:
+            yield module
+        yield from (expression for expression in expressions if is_named(module, expression))
+        if (kind := module_class(module)) in targets:
+            yield kind
+
+    @cached_property
+    def _targets(self) -> dict[str, list[Group]]:
+        found: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for target in group.targets if group.weights else ():
+                found.setdefault(target, []).append(group)
+        return found
+
+    @cached_property
+    def _expressions(self) -> list[str]:
+        return sorted(target for target in self._targets if target.startswith(PREFIX))
+
+    @cached_property
+    def _ignored(self) -> frozenset[str]:
+        return frozenset(self.ignore)
+
+    @cached_property
+    def _ignored_expressions(self) -> list[str]:
+        return [target for target in self.ignore if target.startswith(PREFIX)]
 
 
 def module_class(module: str) -> str:
@@ -89,7 +139,7 @@ def module_class(module: str) -> str:
 
 
 def parse_settings(quantization: Mapping[str, Any]) -> Settings:
-    """Settings from a quantization_config. Raises CheckpointError for what is not pack-quantized integers."""
+    """Settings from a quantization_config. Raises CheckpointError for layouts and numbers that are not read."""
     for key in ("transform_config", "sparsity_config"):
         value = quantization.get(key)
         if value and not (isinstance(value, Mapping) and value.get("format") == "dense"):
@@ -102,61 +152,91 @@ def parse_settings(quantization: Mapping[str, Any]) -> Settings:
             "quantization_config has no config_groups: it is not one of compressed-tensors; copy it again"
         )
     ignore = _targets(quantization.get("ignore") or [], "ignore")
-    default = quantization.get("format", PACKED)
+    default = quantization.get("format") or PACKED
     return Settings(tuple(_group(str(name), group, default) for name, group in groups.items()), ignore)
 
 
-def _group(name: str, group: Any, default: str) -> Group:
-    if isinstance(group, list) and (preset := _PRESET.fullmatch(name)):
-        group = {
-            "targets": group,
-            "weights": {
-                "num_bits": int(preset[1]),
-                "symmetric": preset[2] is None,
-                "strategy": "group",
-                "group_size": 128,
-            },
-        }
+def _group(name: str, group: Any, default: Any) -> Group:
+    if isinstance(group, list) and (known := preset(name)) is not None:
+        group = {"targets": group} | known
     if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
         raise CheckpointError(
             f"config group {name!r} is not an object with targets, nor a known preset: copy the file again"
         )
-    form = group.get("format") or (PACKED if default == "mixed-precision" else default)
-    if form != PACKED:
-        raise CheckpointError(
-            f"config group {name!r} has format {form!r}: {PACKED} is read; use a checkpoint in that format, or the "
-            "original one"
-        )
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        raise CheckpointError(f"config group {name!r} has no weights object: only quantized weights are read")
-    inputs = group.get("input_activations")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    targets = _targets(group["targets"], "targets")
     static = isinstance(inputs, Mapping) and not inputs.get("dynamic")
-    return Group(name, _targets(group["targets"], "targets"), _weights(name, weights), inputs is not None, static)
-
-
-def _weights(name: str, weights: Mapping[str, Any]) -> WeightSettings:
-    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
-    if kind != "int" or type(bits) is not int or not 1 <= bits <= 8:
+    if "weights" not in group:
+        raise CheckpointError(f"config group {name!r} has no weights object: copy the file again")
+    layout = group.get("format") or default
+    if weights is None or layout == "dense":
+        return Group(name, targets, None, "dense", inputs is not None, static)
+    if not isinstance(weights, Mapping):
         raise CheckpointError(
-            f"config group {name!r} has {kind} weights of {bits!r} bits: {PACKED} holds 1 to 8 bit integers"
+            f"config group {name!r}: weights is {weights!r}: it must be an object; copy the file again"
         )
-    size = weights.get("group_size")
+    if layout == "mixed-precision":
+        layout = _usual_layout(weights, inputs is not None)
+    if not isinstance(layout, str) or layout not in _HOLDS:
+        raise CheckpointError(
+            f"config group {name!r} has format {layout!r}: {', '.join(_HOLDS)} are read; use a checkpoint in one of "
+            "these, or the original one"
+        )
+    return Group(name, targets, _weights(name, weights, layout), layout, inputs is not None, static)
+
+
+def _usual_layout(weights: Mapping[str, Any], activations: bool) -> str:
+    """The layout that compressed-tensors chooses for weights where a file of mixed layouts does not say."""
+    bits, size = weights.get("num_bits", 8), weights.get("group_size")
+    if weights.get("type", "int") == "int":
+        return "int-quantized" if activations else PACKED
+    by_size: dict[Any, str] = {
+        (4, 32): "mxfp4-pack-quantized",
+        (6, 32): "mxfp6-pack-quantized",
+        (4, 16): "nvfp4-pack-quantized",
+    }
+    if (bits, size) == (8, 32) and "uint8" in str(weights.get("scale_dtype")):
+        return "mxfp8-quantized"
+    return by_size.get((bits, size), "float-quantized" if activations else "naive-quantized")
+
+
+def _weights(name: str, weights: Mapping[str, Any], layout: str) -> WeightSettings:
+    bits, kind = weights.get("num_bits", 8), weights.get("type", "int")
+    if type(bits) is not int or not isinstance(kind, str) or bits not in _HOLDS[layout].get(kind, ()):
+        held = " or ".join(f"{_range(held)} bit {kind}s" for kind, held in _HOLDS[layout].items())
+        raise CheckpointError(f"config group {name!r} has {kind} weights of {bits!r} bits: {layout} holds {held}")
+    symmetric = bool(weights.get("symmetric", True))
+    if kind == "float" and not symmetric:
+        raise CheckpointError(f"config group {name!r} has float weights with zero points: floats are symmetric")
+    return WeightSettings(bits, symmetric, _grouping(name, weights), kind)
+
+
+def _range(bits: frozenset[int]) -> str:
+    return f"{min(bits)} to {max(bits)}" if len(bits) > 1 else str(min(bits))
+
+
+def _grouping(name: str, weights: Mapping[str, Any]) -> Grouping:
+    size, block = weights.get("group_size"), weights.get("block_structure")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.get("strategy") or inferred
-    grouping: Grouping
-    if strategy == "group" and isinstance(size, int) and 0 < size < 1 << 31:
-        grouping = Along(size)
-    elif strategy == "channel":
-        grouping = Channel()
-    elif strategy == "tensor":
-        grouping = WholeTensor()
-    else:
-        raise CheckpointError(
-            f"config group {name!r} has strategy {strategy!r} with group_size {size!r}: group (with a size), channel "
-            "and tensor are known"
-        )
-    return WeightSettings(bits, bool(weights.get("symmetric", True)), grouping)
+    if strategy in {"group", "tensor_group"} and _is_size(size):
+        return Along(size)
+    if strategy == "channel":
+        return Channel()
+    if strategy == "tensor":
+        return WholeTensor()
+    if isinstance(block, str) and re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", block):
+        block = [int(v) for v in block.split("x")]
+    if strategy == "block" and isinstance(block, list | tuple) and len(block) == 2 and all(map(_is_size, block)):
+        return Block(*block)
+    raise CheckpointError(
+        f"config group {name!r} has strategy {strategy!r} with group_size {size!r}: group (with a size), channel, "
+        "tensor, tensor_group and block (with a block_structure) are known"
+    )
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def _targets(values: Any, what: str) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from lowbit.checkpoint.base import Checkpoint, Progress
 from lowbit.checkpoint.compressed_tensors.bits import pack_codes
-from lowbit.checkpoint.compressed_tensors.reader import SCALE_NAMES
 from lowbit.checkpoint.compressed_tensors.settings import METHOD, PACKED, WeightSettings, module_class
 from lowbit.checkpoint.files import new_directory
 from lowbit.checkpoint.huggingface.config import write_style
+from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.shards import ShardWriter
 from lowbit.checkpoint.huggingface.sidecars import write_sidecars
 from lowbit.errors import CheckpointError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.base import Entry
+from lowbit.checkpoint.base import CACHE_PARTS, Entry
 from lowbit.checkpoint.huggingface.scheme import Module
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
 from lowbit.errors import CheckpointError
@@ -18,10 +18,7 @@ POWERS = {torch.float8_e8m0fnu: "e8m0", torch.uint8: "e8m0"}  # one byte, a powe
 FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 SINGLE: list[tuple[int, ...]] = [(1,), (), (1, 1)]  # shapes of one number
 
-# what an attention module has for a quantized cache: by local name, whatever module of the attention they stand in
-CACHE_PARTS = frozenset(f"{what}_{kind}" for what in ("q", "k", "v", "kv", "prob") for kind in ("scale", "zero_point"))
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-_INSIDE = (*_PROJECTIONS, "qkv_proj", "attn")
 
 
 def scale_shapes(grouping: Grouping, n: int, k: int) -> list[tuple[int, ...]]:
@@ -82,7 +79,8 @@ def cache_scales(store: TensorStore) -> dict[str, str]:
             local = last[0] + local.removeprefix("output")
         if local not in CACHE_PARTS:
             continue
-        place = f"{parent if last in _INSIDE else module}.{local}"
+        inside = last in {*_PROJECTIONS, "qkv_proj"} or (last == "attn" and parent.endswith("attn"))
+        place = f"{parent if inside else module}.{local}"
         if place in taken:
             raise CheckpointError(
                 f"{store[name].path}: tensors {taken[place]!r} and {name!r} are both the {local} of one attention "
