@@ -60,7 +60,7 @@ SCHEME = Scheme("fp8", recognise, fold)
 
 def fp8_modules(store: TensorStore, without: set[str]) -> list[Module]:
     """The modules whose weight is stored in 8-bit floats."""
-    parts = frozenset({*SCALES, *INPUTS, "input_scale_ub"})
+    parts = frozenset({*SCALES[:2], *INPUTS, "input_scale_ub"})  # a plain module may have a `scale`
     return modules_where(store, "weight", lambda t: "weight" in t and t["weight"].dtype in FLOATS, parts, without)
 
 

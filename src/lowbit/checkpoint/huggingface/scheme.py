@@ -21,7 +21,11 @@ from lowbit.errors import CheckpointError
 
 SCHEME_MODULES = (  # in the order they are asked
     "lowbit.checkpoint.compressed_tensors.reader",
+    "lowbit.checkpoint.gptq.reader",
+    "lowbit.checkpoint.awq.reader",
+    "lowbit.checkpoint.exl2",
     "lowbit.checkpoint.fp8",
+    "lowbit.checkpoint.modelopt",
 )
 
 
@@ -129,6 +133,21 @@ def modules_where(
             state = "is not quantized" if marker in tensors else "is missing"
             raise module_view.wrong(marker, f"{state}, but {orphans[0]!r} is there: a module has both or neither")
     return found
+
+
+def note_plain(store: TensorStore, claimed: set[str], expected: Callable[[str], bool], assumptions: list[str]) -> None:
+    """Note matrices inside of layers that the config calls quantized (expected(module)) but the file stores plain."""
+    plain = []
+    for name in store:
+        module, _, local = name.rpartition(".")
+        inside = any(part.isdigit() for part in module.split("."))
+        if local == "weight" and inside and name not in claimed and len(store[name].shape) == 2 and expected(module):
+            plain.append(module)
+    if plain:
+        more = f" and {len(plain) - 3} more" if len(plain) > 3 else ""
+        assumptions.append(
+            f"the config calls {', '.join(plain[:3])}{more} quantized, but stored are plain weights: used"
+        )
 
 
 def schemes() -> list[Scheme]:
