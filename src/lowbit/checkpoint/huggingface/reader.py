@@ -36,6 +36,7 @@ def open_huggingface(path: Path, quantization: Mapping[str, Any] | None = None) 
         config = read_config(directory)
     store = open_file(path) if path.is_file() else open_directory(path)
     format_name, entries, claimed = "safetensors", {}, set()
+    store.config = config
     assumptions += store.notes
     if quantization:
         config["quantization_config"] = config.get("quantization_config", {}) | dict(quantization)

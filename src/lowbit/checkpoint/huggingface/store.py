@@ -6,7 +6,7 @@ Files are opened by the `safetensors` library, which maps them and checks that h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class TensorStore:
     def __init__(self, tensors: dict[str, StoredTensor], path: Path, notes: list[str] | None = None) -> None:
         self.tensors, self.path = tensors, path
         self.notes = notes or []  # what was decided about the files, in sentences
+        self.config: Mapping[str, Any] = {}  # the model's config.json, for what the tensors alone do not say
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

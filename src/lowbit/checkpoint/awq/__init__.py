@@ -1,0 +1,1 @@
+"""AWQ checkpoints: layouts.py (where codes and zero points are), reader.py (modules)."""

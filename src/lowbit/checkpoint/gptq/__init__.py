@@ -1,0 +1,1 @@
+"""GPTQ checkpoints: settings.py (the quantization_config), zeros.py (zero points), reader.py (modules)."""

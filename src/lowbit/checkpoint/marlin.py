@@ -1,0 +1,49 @@
+"""Four-bit weights in the order of Marlin's kernels, as GPTQ and AWQ files hold them when they were repacked for it.
+
+    words   int32 [k/16, 2n]   word (R, c) of columns 16R to 16R + 15; 128 words c belong to 64 rows
+    scales  fp16 [G, n]        shuffled along n
+
+With c = 128 B + 4 i + j, i in 0..31, j in 0..3, and e = 0 2 4 6 1 3 5 7 for nibble v = 0..7 of the word, the code is
+that of row 64 B + 16 j + i/4 + 8 (e/4) and column 16 R + 2 (i mod 4) + e mod 2 + 8 ((e/2) mod 2). The zero is 8.
+
+Source: IST-DASLab's Marlin and AutoAWQ 0.2.9 (WQLinear_Marlin), whose output this was checked against.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.checkpoint.streams import unpack_rows
+
+ROWS, COLUMNS = 64, 16  # of a tile
+SINGLE_ORDER = (0, 1, 8, 9, 16, 17, 24, 25)  # of scales, where a row has one
+
+
+def unpack_marlin(words: Tensor) -> Tensor:
+    """int32 [k/16, 2n] -> codes uint8 [n, k]; n a multiple of 64."""
+    tiles, width = words.shape
+    n, k = width // 2, tiles * COLUMNS
+    source = words.reshape(tiles, n // ROWS, 8, 4, 4)  # R, B, i / 4, i mod 4, j
+    lines = torch.empty(n // ROWS, 4, 2, 8, tiles, 2, dtype=torch.int32)  # B, j, e / 4, i / 4, R, (e / 2) mod 2
+    for half in range(2):
+        for upper in range(2):
+            nibble = 4 * (upper + 2 * half)
+            # the nibbles v and v + 4 are neighbours along k, as are the words i mod 4
+            pairs = (source >> nibble) & 0x000F000F
+            pairs = (pairs | (pairs >> 12)) & 0xFF
+            line = pairs[:, :, :, 0] | (pairs[:, :, :, 1] << 8) | (pairs[:, :, :, 2] << 16) | (pairs[:, :, :, 3] << 24)
+            lines[:, :, half, :, :, upper] = line.permute(1, 3, 2, 0)
+    return unpack_rows(lines.view(n, 2 * tiles), 4, k)
+
+
+def unshuffle_scales(scales: Tensor) -> Tensor:
+    """[G, n] as stored -> [G, n] in order."""
+    groups, n = scales.shape
+    if groups > 1:
+        return scales.reshape(groups, n // ROWS, 8, 8).mT.reshape(groups, n)
+    stored = scales.reshape(-1, 4, 8)
+    ordered = torch.empty(n // 32, 32, dtype=scales.dtype)
+    place = torch.tensor([[2 * a + at for at in SINGLE_ORDER] for a in range(4)])
+    ordered[:, place.reshape(-1)] = stored.reshape(-1, 32)
+    return ordered.reshape(1, n)

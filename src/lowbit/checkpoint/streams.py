@@ -1,0 +1,52 @@
+"""Codes in streams of bits, as files hold them, into one code a byte.
+
+A stream of b bits: code i takes bits [i b, (i + 1) b) of a string of bits, the first word and the lowest bit first;
+codes may straddle words. Read as bytes, the words of 8, 16, 32 and 64 bits are the same string.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.packing import DENSE
+from lowbit.packing.tiles import PLANES
+
+
+def stream_words(count: int, bits: int, word_bits: int = 32) -> int:
+    """Words of a stream of `count` codes."""
+    return -(-count * bits // word_bits)
+
+
+def unpack_rows(words: Tensor, bits: int, count: int) -> Tensor:
+    """A stream in each row: [rows, stream_words] of any integer type -> codes uint8 [rows, count]."""
+    rows = words.shape[0]
+    whole = DENSE.words_shape(rows, count, bits)[1]
+    flat = words.contiguous().reshape(-1)  # one element may have any stride
+    data = flat.as_strided(flat.shape, (1,)).view(torch.uint8).view(rows, -1)
+    if data.shape[1] != 4 * whole:
+        data = torch.nn.functional.pad(data, (0, 4 * whole - data.shape[1]))
+    return DENSE.unpack(data.view(torch.int32), bits, rows, count)
+
+
+def unpack_columns(words: Tensor, bits: int, count: int) -> Tensor:
+    """A stream down each column: [stream_words, columns] of any integer type -> codes uint8 [columns, count]."""
+    return unpack_rows(words.T.contiguous(), bits, count)
+
+
+def unpack_planar_rows(words: Tensor, bits: int, count: int) -> Tensor:
+    """Planes in each row: int32 [rows, count / 32 * bits] -> codes uint8 [rows, count]; count is a multiple of 32.
+
+    32 codes are `bits` consecutive words, cut into planes of 1, 2 or 4 bits, the one with the lowest bits first; a
+    plane is a stream of its own.
+    """
+    rows, blocks = words.shape[0], count // 32
+    grouped = words.reshape(rows, blocks, bits)
+    codes: Tensor | None = None
+    low = 0
+    for width in PLANES[bits]:
+        plane = unpack_rows(grouped[:, :, low : low + width].reshape(rows, blocks * width), width, count)
+        codes = plane if codes is None else codes.bitwise_or_(plane << low)
+        low += width
+    assert codes is not None
+    return codes
