@@ -8,6 +8,7 @@ modules in memory, so a kernel is compiled once a machine and mapped once a proc
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from functools import cache
 from typing import Any
@@ -16,6 +17,11 @@ from lowbit.kernels.cpu.cache import ObjectCache, open_cache
 from lowbit.kernels.cpu.isa import host_features, machine
 
 ENTRY = "kernel"  # the name emitters give to the function of a module that is called from outside
+
+# Held while LLVM works. No child is made by fork meanwhile: its copy of the lock, and of LLVM's, would stay held.
+_LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
 def compile_object(text: str, triple: str, jit: bool = True) -> bytes:
@@ -44,7 +50,6 @@ class Engine:
         self.triple: str = llvm.get_process_triple()
         version = ".".join(map(str, llvm.llvm_version_info))
         self._salt = "\n".join((version, self.triple, ",".join(sorted(host_features()))))
-        self._lock = threading.Lock()
         self._addresses: dict[str, int] = {}
         empty = llvm.parse_assembly(f'target triple = "{self.triple}"\n')
         self._jit: Any = llvm.create_mcjit_compiler(empty, llvm.Target.from_triple(self.triple).create_target_machine())
@@ -53,7 +58,7 @@ class Engine:
         """The address of the module's function `kernel`, compiled now, earlier, or by another process."""
         if (known := self._addresses.get(text)) is not None:
             return known
-        with self._lock:
+        with _LOCK:
             if text not in self._addresses:
                 self._addresses[text] = self._load(text)
             return self._addresses[text]

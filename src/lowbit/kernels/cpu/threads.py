@@ -3,11 +3,15 @@
 Two pools would fight for the cores: each keeps its threads spinning for a while after work. torch.get_num_threads()
 says how many there are; it respects OMP_NUM_THREADS. No more are used than this process may run on: its affinity, and
 the quota of its control group, beyond which threads only wait for each other.
+
+A child made by fork gets the runtime's memory without its threads, and would wait for them for ever. It takes one
+thread, and so does torch in it, as in torch's own workers that load data; a spawned child has all of them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -15,6 +19,18 @@ from pathlib import Path
 import torch
 
 from lowbit.hardware import usable_cores
+
+_forked = False  # this process was made by fork after this module was imported
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @cache
@@ -38,8 +54,11 @@ def openmp() -> tuple[int, int]:
 
 
 def usable_threads() -> int:
-    """How many threads a kernel should use: torch's number, never more than the cores of this process."""
-    if not openmp()[0]:
+    """How many threads a kernel should use: torch's number, never more than the cores of this process.
+
+    One in a child made by fork, and where torch's runtime cannot be found.
+    """
+    if _forked or not openmp()[0]:
         return 1
     return max(1, min(torch.get_num_threads(), cores()))
 
