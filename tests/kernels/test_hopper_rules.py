@@ -9,7 +9,7 @@ import torch
 
 from lowbit.dispatch import pack
 from lowbit.dispatch.tuned import file_name, table
-from lowbit.formats import parse_format, quantize
+from lowbit.formats import Section, parse_format, quantize
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
@@ -59,7 +59,7 @@ def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:
         ({"device": "cpu"}, "weights on cpu: it runs on CUDA devices"),
         ({"layout": "dense"}, "layout 'dense': it reads 'fragment'; pack with layout='fragment'"),
         ({"x_dtype": torch.float32}, "x is torch.float32: it serves float16 and bfloat16"),
-        ({"sections": True}, "sections: it serves one format for all of k"),
+        ({"sections": (Section(0, 64, parse_format("int4_g64")),)}, "sections: it serves one format for all of k"),
     ],
 )
 def test_problems_outside_are_refused(change: dict[str, object], sentence: str) -> None:

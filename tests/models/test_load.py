@@ -267,3 +267,12 @@ print(before, "torch._dynamo" in sys.modules, {t.device.type for t in tensors})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=2) == ["False", "False", "{'cpu'}\n"]
+
+
+def test_biases_of_zeros_that_quantizers_add_are_nothing(values: dict[str, Any], in_memory: Build) -> None:
+    name = "model.layers.0.mlp.up_proj.bias"
+    load_model(in_memory(values | {name: torch.zeros(24)}, CONFIG))
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.bias left over"):
+        load_model(in_memory(values | {name: torch.tensor([0.0] * 23 + [1.0])}, CONFIG))
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.other\.bias left over"):
+        load_model(in_memory(values | {"model.layers.0.mlp.other.bias": torch.zeros(24)}, CONFIG))

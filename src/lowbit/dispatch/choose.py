@@ -86,7 +86,7 @@ def _family_of(q: QuantizedTensor, device: str, backend: str) -> tuple[str, str]
             continue
         x_dtype = torch.bfloat16
         problem = Problem(
-            1, n, k, q.format, layout, x_dtype, x_dtype, device, perm=q.perm is not None, sections=bool(q.sections)
+            1, n, k, q.format, layout, x_dtype, x_dtype, device, perm=q.perm is not None, sections=q.sections
         )
         if family.legal(None, problem) is None:
             return name, layout

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lowbit.formats import WeightFormat
+from lowbit.formats import Section, WeightFormat
 from lowbit.packing import PackedWeight
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -25,7 +25,7 @@ class Problem:
     y_dtype: torch.dtype
     device: str  # "cpu" or "cuda"
     perm: bool = False
-    sections: bool = False
+    sections: tuple[Section, ...] = ()  # of k, each with a format of its own
     batch_invariant: bool = False  # a row's bits must not depend on m or on the other rows
 
     @classmethod
@@ -50,7 +50,7 @@ class Problem:
             x_dtype,
             device or weight.device.type,
             weight.perm is not None,
-            bool(weight.sections),
+            weight.sections,
             batch_invariant,
         )
 

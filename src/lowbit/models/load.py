@@ -131,7 +131,7 @@ def _compare(model: Decoder, checkpoint: Checkpoint) -> None:
         )
     optional = {HEAD} if config.tied_embeddings else set()
     spare = [name for name in checkpoint.entries if name not in needed and not _is_unused(name)]
-    if left_over := [name for name in spare if name not in optional]:
+    if left_over := [name for name in spare if name not in optional and not _is_zero_bias(name, needed, checkpoint)]:
         raise ModelError(
             f"{_listed(left_over)} left over: a {config.family} model of {config.num_layers} layers with this config "
             "has no place for them; use the config that belongs to the checkpoint"
@@ -153,6 +153,15 @@ def _compare(model: Decoder, checkpoint: Checkpoint) -> None:
 def _is_unused(name: str) -> bool:
     """Whether a model runs without this tensor of its checkpoint."""
     return name.endswith(DERIVED) or (".layers." in name and name.rpartition(".")[2] in CACHE_PARTS)
+
+
+def _is_zero_bias(name: str, needed: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    """Whether a tensor is a bias of zeros for a module without bias, as quantizers add one to every linear layer."""
+    module, _, local = name.rpartition(".")
+    if local != "bias" or f"{module}.weight" not in needed or not isinstance(checkpoint.entry(name).form, torch.dtype):
+        return False
+    value = checkpoint[name]
+    return isinstance(value, Tensor) and not bool(value.any())
 
 
 def _listed(names: list[str], most: int = 5) -> str:

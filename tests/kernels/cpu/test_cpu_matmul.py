@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -226,6 +227,31 @@ def test_sections(dtype: torch.dtype) -> None:
         x = numbers(m, 256).to(dtype)
         assert_as_good_as_torch(matmul(x, q), x, q)
     assert torch.equal(pack_as(q, "cpu_tile").unpack().dequantize(), q.dequantize())
+
+
+def test_a_section_that_is_not_served_is_the_reference_s() -> None:
+    """The first section's groups are served, the second's are not."""
+    whole = quantized(40, 128 + 111, "int4_g64_asym")
+    formats = [parse_format("int4_g64_asym"), parse_format("int4_g37_asym")]
+    scales = torch.cat([whole.scales, whole.scales[:, :1]], 1)  # 2 + 3 groups
+    zeros = torch.cat([whole.zeros, whole.zeros[:, :1]], 1)
+    sections = (Section(0, 128, formats[0]), Section(128, 239, formats[1]))
+    q = QuantizedTensor(whole.codes, scales, zeros, formats[0], sections=sections)
+    packed = lowbit.pack(q)
+    assert packed.layout == "dense"
+    x = numbers(2, 239)
+    with pytest.warns(SlowPathWarning, match="cpu: group size 37"):
+        y = lowbit.matmul(x, packed)
+    torch.testing.assert_close(y, x @ q.dequantize().T)
+
+
+def test_zero_points_beyond_the_codes() -> None:
+    """What a file holds is taken as it is: zero points of 16 and more under codes of four bits."""
+    q = quantized(40, 160, "int4_g32_asym")
+    for value in (0, 15, 16, 200):
+        shifted = replace(q, zeros=torch.full_like(q.zeros, value))
+        for x in (numbers(3, 160), numbers(3, 160).to(torch.bfloat16)):
+            assert_as_good_as_torch(matmul(x, shifted), x, shifted)
 
 
 def test_what_is_refused_says_why() -> None:

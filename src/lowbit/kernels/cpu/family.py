@@ -50,10 +50,11 @@ class CpuFamily(KernelFamily):
             return f"x is on {problem.device}: it serves the CPU"
         if problem.x_dtype not in TYPE_NAMES or problem.y_dtype not in TYPE_NAMES:
             return f"x is {problem.x_dtype}, y {problem.y_dtype}: it serves float16, bfloat16 and float32"
-        if isinstance(steps := steps_of(problem.format.grouping, problem.k, self._integer_mode), str):
-            return steps
-        if self._integer_mode == "a8" and (reason := dot_reason(problem.format)):
-            return f"x in 8 bits needs numbers that are integers: {reason}"
+        for form, columns in [(s.format, s.stop - s.start) for s in problem.sections] or [(problem.format, problem.k)]:
+            if isinstance(steps := steps_of(form.grouping, columns, self._integer_mode), str):
+                return steps
+            if self._integer_mode == "a8" and (reason := dot_reason(form)):
+                return f"x in 8 bits needs numbers that are integers: {reason}"
         if reason := engine.unavailable():
             return reason
         if problem.layout != CPU_TILE.name:
