@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lowbit
 from lowbit.checkpoint.gguf.blocks import BLOCKS, TYPE_NAMES
+from lowbit.formats import quantize
 
 QUANTIZED = {number: block for number, block in BLOCKS.items() if block.decode is not None}
 
@@ -18,6 +20,27 @@ def decode(block, raw: np.ndarray, n: int) -> torch.Tensor:
     return block.decode(rows)
 
 
+HALVES = {  # where the fp16 numbers of a block lie
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64],
+    "MXFP4": [],
+}  # fmt: skip
+
+
+def random_blocks(block, n: int, blocks: int, seed: int) -> np.ndarray:
+    """Any bytes whose scales are finite and whose ternary codes exist."""
+    raw = np.random.default_rng(seed).integers(0, 256, (n, blocks, block.nbytes), dtype=np.uint8)
+    for at in HALVES[block.name]:
+        raw[..., at + 1] &= 0x7B | (seed % 2 << 7)  # negative ones too
+    if block.name == "MXFP4":
+        raw[..., 0] %= 252  # 6 times the scale is finite too
+    if block.name == "TQ2_0":
+        codes = raw[..., :64]
+        for shift in (0, 2, 4, 6):
+            codes[(codes >> shift) & 3 == 3] ^= 1 << shift
+    return raw.reshape(n, -1)
+
+
 @pytest.mark.parametrize("number", QUANTIZED)
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 5), blocks=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
@@ -25,15 +48,25 @@ def test_any_bytes_decode_as_in_the_gguf_package(number, n, blocks, seed):
     import gguf
 
     block = QUANTIZED[number]
-    raw = np.random.default_rng(seed).integers(0, 256, (n, blocks * block.nbytes), dtype=np.uint8)
-    heads = raw.reshape(n, blocks, block.nbytes)
-    heads[..., 1] &= 0x7B  # finite scales, and minima where there are some
-    heads[..., 3] &= 0x7B
+    raw = random_blocks(block, n, blocks, seed)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
     got = decode(block, raw, n)
     assert got.format == block.form
-    assert np.array_equal(got.dequantize().numpy().view(np.uint32), expected.view(np.uint32))
-    assert got.format.total_bits(n, blocks * block.elements) == raw.size * 8  # lossless, not wider than the file
+    weight = got.dequantize() + (0.0 if block.name == "MXFP4" else -0.0)  # it has two zeros, the package one
+    assert np.array_equal(weight.numpy().view(np.uint32), expected.view(np.uint32))
+    if block.name != "TQ1_0":  # whose digits take fewer bits than two
+        assert got.format.total_bits(n, blocks * block.elements) == raw.size * 8  # lossless, not wider than the file
+
+
+@pytest.mark.parametrize("number", QUANTIZED)
+def test_every_type_runs(number):
+    block = QUANTIZED[number]
+    q = decode(block, random_blocks(block, 20, 2, 1), 20)
+    packed = lowbit.pack(q)
+    assert torch.equal(packed.unpack().dequantize(), q.dequantize())
+    q = quantize(torch.randn(20, 2 * block.elements), block.form)
+    x = torch.randn(2, q.shape[1])
+    torch.testing.assert_close(lowbit.matmul(x, lowbit.pack(q)), x @ q.dequantize().T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("number", BLOCKS)

@@ -90,7 +90,7 @@ HOSTILE = {
         raw_gguf(rows=[row("t", (32,), 99, 0)]),
         r"tensor 't' has type unknown \(99\): this version reads F32",
     ),
-    "type not read": (raw_gguf(rows=[row("t", (256,), 12, 0)]), r"tensor 't' has type Q4_K \(12\)"),
+    "type not read": (raw_gguf(rows=[row("t", (256,), 16, 0)]), r"tensor 't' has type IQ2_XXS \(16\)"),
     "broken block": (
         raw_gguf(rows=[row("t", (33, 2), 2, 0)], data=bytes(64)),
         "tensor 't' has rows of 33 weights: Q4_0 stores blocks of 32",

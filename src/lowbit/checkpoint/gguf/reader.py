@@ -16,7 +16,7 @@ from lowbit.checkpoint.gguf.container import DAMAGED, GGUFFile, TensorInfo
 from lowbit.checkpoint.gguf.names import IGNORED, ROPE_FACTORS, hugging_face_name, rope_heads, unpermute_rows
 from lowbit.checkpoint.reader import Reader
 from lowbit.errors import CheckpointError
-from lowbit.formats import QuantizedTensor
+from lowbit.formats import QuantizedTensor, Ternary
 
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
@@ -119,17 +119,28 @@ def _read(info: TensorInfo, permuted: int) -> Value:
     if permuted:
         rows = unpermute_rows(rows, permuted)
     q = block.decode(rows.reshape(n, k // block.elements, block.nbytes))
-    _refuse_non_finite(q, info)
+    _refuse_non_numbers(q, info)
     return q
 
 
-def _refuse_non_finite(q: QuantizedTensor, info: TensorInfo) -> None:
-    for what, numbers in (("scale", q.scales), ("minimum", q.zeros), ("super-scale", q.super_scales)):
-        if numbers is not None and numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+def _refuse_non_numbers(q: QuantizedTensor, info: TensorInfo) -> None:
+    """Raises CheckpointError for scales that are not finite, and for the fourth code of ternary weights."""
+    parts = (
+        ("scale", q.scales), ("minimum", q.zeros), ("super-scale", q.super_scales), ("super-minimum", q.super_zeros)
+    )  # fmt: skip
+    for what, numbers in parts:
+        if numbers is None:
+            continue
+        bad = numbers == 255 if q.format.scale.dtype == "e8m0" else ~torch.isfinite(numbers)
+        if bool(bad.any()):
             raise CheckpointError(
                 f"{info.path}: tensor {info.name!r} has a {what} that is not finite: weights must be numbers; the file "
                 "is damaged or its conversion overflowed; convert it again"
             )
+    if isinstance(q.format.element, Ternary) and int(q.codes.max()) > 2:
+        raise CheckpointError(
+            f"{info.path}: tensor {info.name!r} has a code of 3: ternary weights have the codes 0, 1 and 2; {DAMAGED}"
+        )
 
 
 def _only_model(directory: Path) -> Path:
