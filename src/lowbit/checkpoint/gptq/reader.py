@@ -24,7 +24,7 @@ from torch import Tensor
 from lowbit.checkpoint.base import CheckpointWarning, Entry
 from lowbit.checkpoint.columns import GroupOrder, Run, format_of_runs, group_order
 from lowbit.checkpoint.gptq.settings import MARLIN, METHOD, ModuleSettings, Settings, parse_settings, recognise
-from lowbit.checkpoint.gptq.zeros import WORD_BITS, Rule, lost_fields, zero_points
+from lowbit.checkpoint.gptq.zeros import WORD_BITS, Rule, lost_words, zero_points
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
@@ -157,7 +157,12 @@ class _Zeros:
             return None
         stored = module.tensors["qzeros"].read()
         planar = self.settings.is_planar(bits)
-        if self.rule is Rule.FIELDS and not self._warned and (lost := lost_fields(stored, bits)):
+        if self.rule is Rule.FIELDS and not self._warned:
+            self._warn(module, lost_words(_fields(module, bits, self.settings), bits, WORD_BITS[stored.dtype]))
+        return zero_points(stored, bits, n, Rule.AS_STORED if planar else self.rule, planar)
+
+    def _warn(self, module: Module, lost: int) -> None:
+        if lost:
             self._warned = True
             warnings.warn(
                 f"{module.name}: {lost} words of qzeros end in fields of ones, as a writer leaves that stores a zero "
@@ -166,7 +171,6 @@ class _Zeros:
                 CheckpointWarning,
                 stacklevel=2,
             )
-        return zero_points(stored, bits, n, Rule.AS_STORED if planar else self.rule, planar)
 
 
 def _fields(module: Module, bits: int, settings: Settings) -> Tensor:

@@ -45,9 +45,17 @@ def zero_points(stored: Tensor, bits: int, n: int, rule: Rule, planar: bool) -> 
     return fields
 
 
-def lost_fields(stored: Tensor, bits: int) -> int:
-    """How many words end in two or more fields of ones, which an unmasked -1 leaves behind."""
+def lost_words(fields: Tensor, bits: int, word_bits: int) -> int:
+    """How many words end in two or more fields of ones, if every field of ones has only such fields above it.
+
+    fields: uint8 [G, n] as stored. An unmasked -1 leaves that behind; one field of ones below another number shows that
+    the writer masked them, and the answer is 0.
+    """
     if bits not in {2, 4, 8}:
         return 0
-    top = stored >> (WORD_BITS[stored.dtype] - 2 * bits)  # extends the sign: the two highest fields are ones where -1
-    return int((top == -1).sum())
+    each = word_bits // bits
+    whole = fields.shape[1] // each * each
+    ones = (fields[:, :whole] == (1 << bits) - 1).view(len(fields), -1, each)
+    if each < 2 or bool((ones[..., :-1] & ~ones[..., 1:]).any()):
+        return 0
+    return int((ones[..., -1] & ones[..., -2]).sum())
