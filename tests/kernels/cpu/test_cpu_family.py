@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cpu_cases import numbers, quantized
+from cpu_cases import assert_as_good_as_torch, numbers, quantized
 
 import lowbit
 from lowbit.dispatch import SlowPathWarning, choose
 from lowbit.dispatch.choose import _report
 from lowbit.errors import UnsupportedConfig
 from lowbit.kernels import get_family
-from lowbit.kernels.cpu import engine, isa
+from lowbit.kernels.cpu import engine, isa, memory, threads
 from lowbit.kernels.problem import Problem
 
 
@@ -30,7 +30,11 @@ def fresh_choices() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("system", "machine", "reason"),
     [
-        ("darwin", "arm64", "compiled CPU kernels run on Linux, this is darwin"),
+        (
+            "darwin",
+            "arm64",
+            "compiled CPU kernels are tested on Linux, this is darwin; LOWBIT_CPU_KERNELS=untested takes them",
+        ),
         ("linux", "riscv64", "compiled CPU kernels run on x86_64 and aarch64, this is riscv64"),
         ("linux", "AMD64", None),
     ],
@@ -39,6 +43,48 @@ def test_machines(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, re
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(isa.platform, "machine", lambda: machine)
     assert engine.unavailable() == reason
+
+
+@pytest.fixture
+def another_system(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a process finds on macOS, as far as these kernels ask: no list of loaded libraries, no huge pages."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE")
+    caches = (memory._madvise, threads.openmp)
+    for function in caches:
+        function.cache_clear()
+    yield
+    for function in caches:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["int4_g32_asym", "q6_k", "nf4_g64"])
+def test_other_systems_run_the_kernels_when_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch, fresh_choices: None, another_system: None
+) -> None:
+    monkeypatch.setenv("LOWBIT_CPU_KERNELS", "untested")
+    assert engine.unavailable() is None
+    assert threads.openmp() == (0, 0)
+    assert threads.usable_threads() == 1
+    q = quantized(70, 300, name)
+    packed = lowbit.pack(q)
+    assert packed.layout == "cpu_tile"
+    for dtype in (torch.bfloat16, torch.float32):
+        x = numbers(5, 300).to(dtype)
+        assert_as_good_as_torch(lowbit.matmul(x, packed), x, q)
+
+
+def test_features_of_a_system_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("failed to retrieve LLVM host features")
+
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", refuse)
+    for system, machine, names in (("darwin", "arm64", ["dotprod", "generic"]), ("linux", "x86_64", ["generic"])):
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(isa.platform, "machine", lambda machine=machine: machine)
+        isa.host_features.cache_clear()
+        assert [row.name for row in isa.available()] == names
+    isa.host_features.cache_clear()
 
 
 def test_without_llvmlite_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

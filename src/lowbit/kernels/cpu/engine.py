@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 from functools import cache
 from typing import Any
@@ -86,11 +87,15 @@ def engine() -> Engine:
 
 
 def unavailable() -> str | None:
-    """Why compiled kernels cannot run here, or None if they can."""
-    import sys
+    """Why compiled kernels cannot run here, or None if they can.
 
-    if not sys.platform.startswith("linux"):
-        return f"compiled CPU kernels run on Linux, this is {sys.platform}"
+    LLVM's loader serves macOS and Windows too, but nobody has run these kernels there: they have to be asked for, by
+    LOWBIT_CPU_KERNELS=untested, and take one thread.
+    """
+    if not sys.platform.startswith("linux") and os.environ.get("LOWBIT_CPU_KERNELS") != "untested":
+        return (
+            f"compiled CPU kernels are tested on Linux, this is {sys.platform}; LOWBIT_CPU_KERNELS=untested takes them"
+        )
     if machine() not in {"x86_64", "aarch64"}:
         return f"compiled CPU kernels run on x86_64 and aarch64, this is {machine()}"
     try:

@@ -8,12 +8,14 @@ dot.py.
 from __future__ import annotations
 
 import platform
+import sys
 from dataclasses import dataclass
 from functools import cache
 
 from lowbit.errors import UnsupportedConfig
 
 _AVX2 = ("avx2", "fma", "f16c")
+_APPLE = frozenset(("neon", "dotprod"))  # what every 64-bit ARM processor of a Mac has
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
@@ -62,7 +64,11 @@ def host_features() -> frozenset[str]:
     """LLVM's names of what this processor and its operating system can do."""
     import llvmlite.binding as llvm
 
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # this LLVM cannot ask this system
+        return _APPLE if (sys.platform, machine()) == ("darwin", "aarch64") else frozenset()
+    return frozenset(name for name, present in features.items() if present)
 
 
 def available() -> tuple[InstructionSet, ...]:

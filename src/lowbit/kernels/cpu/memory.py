@@ -18,6 +18,8 @@ _MADV_COLLAPSE = 25
 
 @cache
 def _madvise() -> ctypes._NamedFuncPointer | None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux has it
+        return None
     try:
         function = ctypes.CDLL(None, use_errno=True).madvise
     except (OSError, AttributeError):
@@ -30,7 +32,7 @@ def advise_huge_pages(tensor: Tensor) -> None:
     """Ask for huge pages under a tensor, its neighbours on the first and last of them included."""
     size = tensor.numel() * tensor.element_size()
     madvise = _madvise()
-    if madvise is None or not hasattr(mmap, "MADV_HUGEPAGE") or size < mmap.PAGESIZE:
+    if madvise is None or size < mmap.PAGESIZE:
         return
     start = tensor.data_ptr() // HUGE_BYTES * HUGE_BYTES
     end = -(-(tensor.data_ptr() + size) // HUGE_BYTES) * HUGE_BYTES

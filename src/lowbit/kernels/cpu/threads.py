@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +36,12 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def openmp() -> tuple[int, int]:
-    """Addresses of GOMP_parallel and GOMP_barrier in the loaded runtime; (0, 0) if there is none: one thread."""
+    """Addresses of GOMP_parallel and GOMP_barrier in the loaded runtime; (0, 0) if there is none: one thread.
+
+    Linux says which libraries are loaded; on other systems there is none.
+    """
+    if not sys.platform.startswith("linux"):
+        return 0, 0
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
