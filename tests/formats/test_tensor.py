@@ -43,6 +43,12 @@ def test_blocks_as_groups_along_k_are_the_same_numbers(fmt: str) -> None:
     assert rows.format.group_size == q.format.grouping.columns  # type: ignore[attr-defined]
     assert torch.equal(rows.dequantize(), q.dequantize())
     assert rows.codes is q.codes and rows.by_rows() is rows
+    height = q.format.grouping.rows  # type: ignore[attr-defined]
+    for taken in (slice(0, height), slice(height, None)):
+        assert torch.equal(q.take_rows(taken).dequantize(), q.dequantize()[taken])
+    for cut in (slice(1, height), slice(0, height + 1), slice(0, height, 2), torch.arange(height)):
+        with pytest.raises(FormatError, match="rows"):
+            q.take_rows(cut)
 
 
 def test_exl2_scales_written_out() -> None:

@@ -46,6 +46,7 @@ def random_model() -> Callable[..., tuple[Any, Checkpoint]]:
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
             "max_position_embeddings": 64,
+            "pad_token_id": None,
         }
         config = AutoConfig.for_model(family, **{**sizes, **options})
         torch.manual_seed(0)

@@ -81,8 +81,8 @@ def test_a_new_family_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
             "gpt_neox",
             {},
             (
-                "model_type='gpt_neox': lowbit runs llama, mistral, qwen2, qwen3; choose a model of one of these "
-                "families, or register another in lowbit/models/families.py"
+                "model_type='gpt_neox': lowbit runs llama, mistral, qwen2, qwen3, phi3, bitnet; choose a model of "
+                "one of these families, or register another in lowbit/models/families.py"
             ),
         ),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Entry:
     load: Callable[[], Value] = field(repr=False)
     sections: tuple[Section, ...] = ()  # of a quantized weight whose format changes along k
     act_order: bool = False  # whether its columns are stored in an order of their own
+    activations: str | None = None  # how the model was trained to round this linear's input: a name of nn.ROUNDINGS
 
     @property
     def numel(self) -> int:
@@ -151,6 +153,12 @@ class Checkpoint(Mapping[str, Value]):
                 "model's tokenizer.json beside its weights"
             )
         return self._tokenizer()
+
+    def with_entries(self, entries: Mapping[str, Entry]) -> Checkpoint:
+        """A view of the same file with other parameters."""
+        view = copy(self)
+        view.entries = dict(entries)
+        return view
 
     def mapped(
         self,

@@ -124,8 +124,10 @@ class QuantizedTensor:
     def take_rows(self, rows: Tensor | slice) -> QuantizedTensor:
         """The tensor of some output features. rows: int64 [count] or a slice.
 
-        Raises FormatError where rows share scales with other rows (blocks, flat groups).
+        Raises FormatError where rows share scales with other rows (flat groups, and blocks that a slice would cut).
         """
+        if isinstance(self.format.grouping, Block) and isinstance(rows, slice):
+            return self._take_blocks(rows, self.format.grouping.rows)
         if not self.format.grouping.row_local:
             raise FormatError(
                 f"rows of {self.format}: they share scales with other rows; dequantize and take them then"
@@ -143,6 +145,29 @@ class QuantizedTensor:
             zeros=take(self.zeros, lower),
             super_scales=take(self.super_scales, upper),
             super_zeros=take(self.super_zeros, upper),
+        )
+
+    def _take_blocks(self, rows: slice, height: int) -> QuantizedTensor:
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1 or start % height or (stop % height and stop != self.shape[0]):
+            raise FormatError(
+                f"rows {start} to {stop} of {self.format}: they share scales with other rows; take them of by_rows(), "
+                "the same numbers"
+            )
+        blocks = slice(start // height, -(-stop // height))
+        upper = self.format.scale.super
+        repeated = upper is not None and isinstance(upper.span, int)
+
+        def take(t: Tensor | None, by_row: bool = True) -> Tensor | None:
+            return t[blocks] if by_row and t is not None else t
+
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scales=self.scales[blocks],
+            zeros=take(self.zeros),
+            super_scales=take(self.super_scales, repeated),
+            super_zeros=take(self.super_zeros, repeated),
         )
 
     def by_rows(self) -> QuantizedTensor:
@@ -165,7 +190,7 @@ class QuantizedTensor:
         assert scales is not None
         return replace(
             self,
-            format=replace(self.format, grouping=Along(grouping.columns)),
+            format=self.format.by_rows(),
             scales=scales,
             zeros=repeat(self.zeros),
             super_scales=repeat(self.super_scales, repeated),

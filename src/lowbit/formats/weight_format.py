@@ -7,7 +7,7 @@ W[o, i] = code[o, i] * scale + minimum             zero kind MIN (GGUF Q4_1, K-q
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from lowbit.errors import FormatError
@@ -79,6 +79,12 @@ class WeightFormat:
         """Whether scales (and zeros), and whether super-scales, have a row for each row of the weight."""
         by_row = isinstance(self.grouping, Along | Channel)
         return by_row, by_row and self.scale.super is not None and isinstance(self.scale.super.span, int)
+
+    def by_rows(self) -> WeightFormat:
+        """The format with blocks turned into groups along k; itself where it has none. See QuantizedTensor.by_rows."""
+        if not isinstance(self.grouping, Block):
+            return self
+        return replace(self, grouping=Along(self.grouping.columns))
 
     def total_bits(self, n: int, k: int) -> int:
         """Bits of a [n, k] weight: codes, scales, zeros and their upper levels; no padding, no alignment."""

@@ -72,6 +72,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.output_bias)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.attn_sub_norm = RMSNorm(width, config.norm_eps) if config.sub_norms else nn.Identity()
 
     def forward(
         self,
@@ -86,7 +87,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.append(self.layer, key, value)
         out = attend(query, key, value, self.window)
-        return cast(Tensor, self.o_proj(out.transpose(1, 2).flatten(2)))
+        return cast(Tensor, self.o_proj(self.attn_sub_norm(out.transpose(1, 2).flatten(2))))
 
     def _heads(self, x: Tensor) -> Tensor:  # [batch, time, width] -> [batch, time, heads, head_dim]
         return x.view(*x.shape[:-1], -1, self.head_dim)

@@ -24,6 +24,9 @@ _SIZES = (
 )
 
 
+ACTIVATION_NAMES = ("silu", "relu2")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and options of a decoder. Sizes count features or tokens; ids are token ids."""
@@ -44,6 +47,8 @@ class ModelConfig:
     output_bias: bool = False  # on the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm on each head's query and key
+    activation: str = "silu"  # of the MLP's gate; "relu2": the square of what is above zero
+    sub_norms: bool = False  # RMSNorm before the output projection and before the down projection
     windows: tuple[int | None, ...] = ()  # by layer: keys a query sees, itself included; None: all. (): all layers None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -63,6 +68,8 @@ class ModelConfig:
             raise ModelError(f"head_dim={self.head_dim}: must be even, rope turns pairs; correct the model's config")
         if not (math.isfinite(self.norm_eps) and self.norm_eps > 0):
             raise ModelError(f"norm_eps={self.norm_eps}: must be finite and above 0; typical values are 1e-5 and 1e-6")
+        if self.activation not in ACTIVATION_NAMES:
+            raise ModelError(f"activation={self.activation!r}: {' and '.join(ACTIVATION_NAMES)} are known")
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.num_layers)
         if len(self.windows) != self.num_layers:

@@ -30,6 +30,7 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.rope import Rope
 from lowbit.models.watch import Watch
 from lowbit.nn import Linear
+from lowbit.nn.inputs import prepares_input
 from lowbit.nn.packed_module import PackedModule
 from lowbit.packing import PackedWeight
 
@@ -44,6 +45,8 @@ def unsupported(config: ModelConfig, modules: list[nn.Module], dtype: torch.dtyp
         return reason
     if dtype not in TYPE_NAMES:
         return f"activations are {dtype}"
+    if config.activation != "silu" or config.sub_norms:
+        return f"activation={config.activation!r}, sub_norms={config.sub_norms}: the MLP is silu(gate) * up"
     if config.head_dim % 32:
         return f"head_dim={config.head_dim} is no multiple of 32"
     for module in modules:
@@ -53,6 +56,8 @@ def unsupported(config: ModelConfig, modules: list[nn.Module], dtype: torch.dtyp
             or getattr(module, "perm", None) is not None
         ):
             return "a linear of a layer is not quantized, or not packed for compiled CPU kernels"
+        if prepares_input(module):
+            return "a linear of a layer norms or rounds its input"
         if module.backend not in BACKENDS or module.backend != cast(Linear, modules[0]).backend:
             return f"backend={module.backend!r}"
     return None
@@ -205,7 +210,7 @@ def _packed(module: nn.Module | None) -> PackedModule | None:
     """The module if compiled kernels can read its weight."""
     if not isinstance(module, PackedModule) or module.description.layout != LAYOUT:
         return None
-    plain = module.weight.perm is None and not module.weight.sections
+    plain = module.weight.perm is None and not module.weight.sections and not prepares_input(module)
     return module if plain and getattr(module, "backend", "auto") in BACKENDS else None
 
 

@@ -11,7 +11,7 @@ the embedding's own memory, also after `.to()`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -31,8 +31,16 @@ from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
 
 
+def relu2(x: Tensor) -> Tensor:
+    """The square of what is above zero. In float16 it overflows from 256 on: models with it run in bfloat16."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "relu2": relu2}
+
+
 class MLP(nn.Module):
-    """SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020): down(silu(gate(x)) * up(x))."""
+    """SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020): down(act(gate(x)) * up(x)), act mostly silu."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -40,9 +48,11 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(hidden, width, bias=bias)
         self.up_proj = nn.Linear(hidden, width, bias=bias)
         self.down_proj = nn.Linear(width, hidden, bias=bias)
+        self.ffn_sub_norm = RMSNorm(width, config.norm_eps) if config.sub_norms else nn.Identity()
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        return cast(Tensor, self.down_proj(self.ffn_sub_norm(self.activation(self.gate_proj(x)) * self.up_proj(x))))
 
 
 class Layer(nn.Module):

@@ -79,6 +79,29 @@ def qwen3(config: ConfigDict) -> ModelConfig:
     )
 
 
+@family("phi3")
+def phi3(config: ConfigDict) -> ModelConfig:
+    """Phi-3, 3.5 and 4 (dense): Llama whose q, k, v and gate, up are stored as one; a sliding window on every layer."""
+    if config.get("attention_bias"):
+        raise ModelError("attention_bias=True in a phi3 config: Phi-3 has no biases; use the config of the checkpoint")
+    return _common(config, windows=(config.get("sliding_window"),) * _size(config, "num_hidden_layers"))
+
+
+@family("bitnet")
+def bitnet(config: ConfigDict) -> ModelConfig:
+    """BitNet b1.58: Llama with a squared ReLU, and norms before the output and down projections."""
+    attention_bias = bool(config.get("attention_bias", False))
+    activation = config.get("hidden_act") or "relu2"
+    theta = {} if "rope_parameters" in config else {"rope_theta": 500000.0}
+    return _common(
+        {**theta, **config, "hidden_act": "silu" if activation == "relu2" else activation},
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        activation="relu2" if activation == "relu2" else "silu",
+        sub_norms=True,
+    )
+
+
 def _common(config: ConfigDict, **options: Any) -> ModelConfig:
     """The fields that all families share, with `options` on top."""
     activation = config.get("hidden_act") or "silu"

@@ -23,6 +23,7 @@ from lowbit.models.cache import KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.rope import Rope
 from lowbit.nn import Linear
+from lowbit.nn.inputs import prepares_input
 from lowbit.packing import TENSORS, Description, PackedWeight
 
 SMALLEST_BUCKET = 256
@@ -40,8 +41,12 @@ def unsupported(config: ModelConfig, layers: nn.ModuleList, cache: KVCache) -> s
         return f"{cache.batch} sequences in {keys.dtype}: steps are for one sequence in 16 bit"
     if config.qk_norm or config.head_dim & (config.head_dim - 1) or config.head_dim < 16:
         return f"qk_norm={config.qk_norm}, head_dim={config.head_dim}: heads are a power of two wide and not normed"
+    if config.activation != "silu" or config.sub_norms:
+        return f"activation={config.activation!r}, sub_norms={config.sub_norms}: the MLP is silu(gate) * up"
     for layer in layers:
         for module in layer.modules():
+            if prepares_input(module):
+                return "a linear norms or rounds its input"
             if isinstance(module, Linear) and module.description.layout != LAYOUT:
                 return f"a weight in layout {module.description.layout!r}: no kernel that a graph can hold"
     return None

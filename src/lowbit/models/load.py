@@ -21,9 +21,14 @@ from lowbit.errors import ModelError
 from lowbit.formats import QuantizedTensor, WeightFormat
 from lowbit.models.decoder import Decoder
 from lowbit.models.families import model_config
+from lowbit.models.fused import split_fused
+from lowbit.models.norm import RMSNorm
+from lowbit.models.rope import config_number
 from lowbit.nn import Embedding, Linear
+from lowbit.nn.inputs import norm_input, round_input
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+INPUT_NORM = "rms_norm"
 DERIVED = ".rotary_emb.inv_freq"  # old files store it; it follows from the config
 
 
@@ -33,15 +38,21 @@ def load_model(
     dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
     progress: Callable[[int, int, str], None] | None = None,
+    activations: str = "plain",
 ) -> Decoder:
     """The checkpoint's model, ready to run on `device` with activations and plain weights in `dtype`.
 
     `backend` goes to every quantized module (see lowbit.matmul). `progress(done_bytes, total_bytes, module)` is called
-    after each module. Raises ModelError when config and tensors do not fit together, naming the tensors.
+    after each module. activations: "plain", or "stored": inputs of linears are rounded as the model was trained, where
+    the checkpoint says how (`Entry.activations`). Raises ModelError when config and tensors do not fit together, naming
+    the tensors, and when no rounding is stored.
     """
     config = model_config(checkpoint.config)
+    _check_activations(activations, checkpoint)
+    checkpoint = split_fused(checkpoint, config)
     with torch.device("meta"), _Unfilled():
         model = Decoder(config, head_backend=backend)
+        _add_input_norms(model, checkpoint)
     if config.tied_embeddings and _has_own_head(checkpoint):
         model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
     _compare(model, checkpoint)
@@ -54,10 +65,33 @@ def load_model(
         if not names:
             continue
         _fill(model, path, module, checkpoint, device, dtype, backend)
+        if activations == "stored" and (rounding := checkpoint.entry(names[0]).activations):
+            round_input(model.get_submodule(path), rounding)
         done += sum(sizes[name] for name in names)
         if progress is not None:
             progress(done, total, path)
     return model.eval().requires_grad_(False)
+
+
+def _check_activations(activations: str, checkpoint: Checkpoint) -> None:
+    if activations not in ("plain", "stored"):
+        raise ModelError(
+            f"activations={activations!r}: they are 'plain', or 'stored' to round them as the model was trained"
+        )
+    if activations == "stored" and not any(entry.activations for entry in checkpoint.entries.values()):
+        raise ModelError(
+            "activations='stored': this checkpoint does not say how to round them, or in a way that is not known here; "
+            "leave it out"
+        )
+
+
+def _add_input_norms(model: Decoder, checkpoint: Checkpoint) -> None:
+    """Give linears that have a norm of their own in the checkpoint (`q_proj.rms_norm.weight`) that norm."""
+    settings = checkpoint.config.get("quantization_config") or {}
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and f"{path}.{INPUT_NORM}.weight" in checkpoint.entries:
+            eps = config_number(settings, "rms_norm_eps", 1e-6)
+            norm_input(module, RMSNorm(module.in_features, eps))
 
 
 class _Unfilled(TorchFunctionMode):
@@ -94,7 +128,10 @@ def _fill(
         if isinstance(module, nn.Embedding):
             model.set_submodule(path, Embedding(packed, dtype=dtype))
         else:
-            model.set_submodule(path, Linear(packed, plain.get("bias"), backend=backend))
+            linear = Linear(packed, plain.get("bias"), backend=backend)
+            if isinstance(norm := getattr(module, INPUT_NORM, None), nn.Module):
+                norm_input(linear, norm)
+            model.set_submodule(path, linear)
         return
     for leaf, value in plain.items():
         setattr(module, leaf, nn.Parameter(value, requires_grad=False))

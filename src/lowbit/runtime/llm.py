@@ -35,6 +35,7 @@ class LLM:
         says nothing), but float32 where it says float16 and the device is a CPU, which computes float16 slowly.
     backend: which kernels run quantized weights, see lowbit.matmul.
     progress: called with (done_bytes, total_bytes, module) while weights are read.
+    activations: "plain", or "stored": inputs of linears are rounded as the checkpoint says its model was trained.
 
     Raises CheckpointError, ModelError or UsageError. Prompts given as text, and text in completions, need the
     checkpoint to have a tokenizer; token ids always work.
@@ -47,11 +48,12 @@ class LLM:
         dtype: str | torch.dtype = "auto",
         backend: str = "auto",
         progress: Callable[[int, int, str], None] | None = None,
+        activations: str = "plain",
     ) -> None:
         self.checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.checkpoint, self.device)
-        self.model: Decoder = load_model(self.checkpoint, self.device, self.dtype, backend, progress)
+        self.model: Decoder = load_model(self.checkpoint, self.device, self.dtype, backend, progress, activations)
 
     @property
     def config(self) -> ModelConfig:

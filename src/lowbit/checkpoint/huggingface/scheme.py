@@ -26,6 +26,7 @@ SCHEME_MODULES = (  # in the order they are asked
     "lowbit.checkpoint.exl2",
     "lowbit.checkpoint.fp8",
     "lowbit.checkpoint.modelopt",
+    "lowbit.checkpoint.bitnet",
 )
 
 
