@@ -70,3 +70,12 @@ def test_known_codebooks_have_names_and_others_say_their_numbers() -> None:
     assert Codebook(CODEBOOKS["nf4"].entries) == CODEBOOKS["nf4"]
     assert Codebook(CODEBOOKS["nf4"].entries).name == "nf4"
     assert Codebook((0.0, 1.0)).name == "codebook[0.0,1.0]"
+
+
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
+def test_nearest_is_what_the_code_stands_for(element: Int) -> None:
+    finite = element.values()[element.values().isfinite()]
+    x = torch.linspace(float(finite.min()) * 1.3 - 1, float(finite.max()) * 1.3 + 1, 4001).view(-1, 1)
+    x = torch.cat([x, finite[:, None], torch.zeros(1, 1)])
+    want = element.decode(element.encode(x))
+    assert torch.equal(element.nearest_(x.clone()), want)

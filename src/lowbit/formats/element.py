@@ -67,6 +67,13 @@ class Element(ABC):
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Numbers of the codes, exactly. codes: uint8, any shape. Returns `dtype` (float32 or float64)."""
 
+    def nearest_(self, x: Tensor) -> Tensor:
+        """decode(encode(x)), the nearest representable numbers, for float32 x whose memory may be used for the result.
+
+        A zero may have another sign.
+        """
+        return self.decode(self.encode(x))
+
     def values(self) -> Tensor:
         """The number of every code, in order, on the CPU: float32 [2**bits]; some may be NaN or infinite."""
         return self.decode(torch.arange(2**self.bits, dtype=torch.uint8, device="cpu"))
@@ -108,6 +115,11 @@ class Int(Element):
             return (x >= 0).to(torch.uint8)
         return (x.round().clamp_(-self.offset, self.offset - 1) + self.offset).to(torch.uint8)
 
+    def nearest_(self, x: Tensor) -> Tensor:
+        if self.bits == 1:
+            return super().nearest_(x)
+        return x.round_().clamp_(-self.offset, self.offset - 1)
+
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         if self.bits == 1:
             return codes.to(dtype).mul_(2).sub_(1)
@@ -134,6 +146,9 @@ class UnsignedInt(Element):
     def encode(self, x: Tensor) -> Tensor:
         return x.round().clamp_(0, self.largest).to(torch.uint8)
 
+    def nearest_(self, x: Tensor) -> Tensor:
+        return x.round_().clamp_(0, self.largest)
+
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return codes.to(dtype)
 
@@ -154,6 +169,9 @@ class Ternary(Element):
 
     def encode(self, x: Tensor) -> Tensor:
         return (x.round().clamp_(-1, 1) + 1).to(torch.uint8)
+
+    def nearest_(self, x: Tensor) -> Tensor:
+        return x.round_().clamp_(-1, 1)
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.where(codes < 3, codes.to(dtype) - 1, torch.nan)
@@ -180,8 +198,9 @@ class TableElement(Element):
         return max(abs(v) for v in self.table if math.isfinite(v))
 
     @cached_property
-    def _search(self) -> tuple[Tensor, Tensor]:
-        """Borders between neighbouring finite numbers [count - 1] float32, and the sorted numbers' codes [count]."""
+    def _search(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Borders between neighbouring finite numbers [count - 1] float32; of the sorted numbers, the codes and the
+        numbers themselves in float32, both [count]."""
         finite: dict[float, int] = {}
         for code, value in enumerate(self.table):
             if math.isfinite(value):
@@ -194,18 +213,26 @@ class TableElement(Element):
             lower_is_odd = torch.tensor([c % 2 == 1 for c in codes[:-1]], device=cpu)
             below = torch.nextafter(borders, torch.full_like(borders, -math.inf))
             borders = torch.where(lower_is_odd, below, borders)
-        return borders, torch.tensor(codes, dtype=torch.uint8, device=cpu)
+        numbers = torch.tensor(ordered, dtype=torch.float32, device=cpu)
+        return borders, torch.tensor(codes, dtype=torch.uint8, device=cpu), numbers
 
     def encode(self, x: Tensor) -> Tensor:
-        borders, codes = self._search
-        if len(codes) > FEW:
+        return self._nearest(x, self._search[1])
+
+    def nearest_(self, x: Tensor) -> Tensor:
+        return self._nearest(x, self._search[2])
+
+    def _nearest(self, x: Tensor, values: Tensor) -> Tensor:
+        """For each x what `values` [count] has for the finite number nearest to it."""
+        borders = self._search[0]
+        if len(values) > FEW:
             at = torch.bucketize(x.contiguous(), borders.to(x.device), out_int32=True)
         else:  # counting the borders below is the same and, for so few, many times faster
             below = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
             for border in borders.tolist():
-                below += x > border
+                below += (x > border).view(torch.uint8)
             at = below.int()
-        return codes.to(x.device)[at]
+        return values.to(x.device).index_select(0, at.flatten()).view(x.shape)
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         table = torch.tensor(self.table, dtype=dtype, device=codes.device)

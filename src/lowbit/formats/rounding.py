@@ -20,13 +20,15 @@ from lowbit.errors import QuantizationError
 from lowbit.formats.element import Element, Int, Ternary
 from lowbit.formats.grouping import importance_groups
 from lowbit.formats.names import as_format
+from lowbit.formats.parallel import each
 from lowbit.formats.scale import SCALE_TYPES, ScaleType, SuperScale, round_scale, scale_value
 from lowbit.formats.tensor import QuantizedTensor
 from lowbit.formats.weight_format import WeightFormat, Zero
 
 Search = Literal["none", "mse"]
 FACTORS = tuple(1.1 - 0.03 * i for i in range(26))  # of the scale that just covers the group: 1.10 down to 0.35
-CHUNK = 1 << 18  # weights searched at a time, so that all temporaries stay in cache
+CHUNK = 1 << 18  # weights searched at a time, so that temporaries stay in a cache
+LEAST = 1 << 16  # below it a chunk takes longer to ask for than to compute
 
 
 class _Fit(NamedTuple):
@@ -128,32 +130,38 @@ def _weighted_mean(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, search: Search) -> _Fit:
-    length = groups.shape[1]
-    rows = max(1, CHUNK // length)
-    fits = []
-    for start in range(0, groups.shape[0], rows):
-        part = groups[start : start + rows]
-        part_weights = None if weights is None else weights[start : start + rows]
-        fit = _cover(fmt, part, part_weights)
-        fits.append(_search(fmt, part, part_weights, fit) if search == "mse" else fit)
+    def one(part: slice) -> _Fit:
+        part_weights = None if weights is None else weights[part]
+        fit = _cover(fmt, groups[part], part_weights)
+        return _search(fmt, groups[part], part_weights, fit) if search == "mse" else fit
+
+    fits = each(one, _chunks(groups), groups.device)
     return _Fit(torch.cat([f.scale for f in fits]), torch.cat([f.low for f in fits]))
 
 
+def _chunks(groups: Tensor) -> list[slice]:
+    """Ranges of groups of LEAST to CHUNK weights, one for each thread if that is possible."""
+    count, length = groups.shape
+    rows = max(1, min(CHUNK // length, max(LEAST // length, -(-count // torch.get_num_threads()))))
+    return [slice(start, start + rows) for start in range(0, count, rows)]
+
+
 def _search(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _Fit) -> _Fit:
-    best, best_error = cover, _error(fmt, groups, weights, cover)
+    scratch = torch.empty_like(groups)
+    best, best_error = cover, _error(fmt, groups, weights, cover, scratch)
     start = cover
     if fmt.zero is Zero.NONE and isinstance(fmt.levels, Ternary):
         start = _Fit(groups.abs().amax(1), cover.low)
     for factor in FACTORS:
         fit = _Fit(start.scale * factor, start.low * factor)
-        error = _error(fmt, groups, weights, fit)
+        error = _error(fmt, groups, weights, fit, scratch)
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best = _Fit(torch.where(better, fit.scale, best.scale), torch.where(better, fit.low, best.low))
     return best
 
 
-def _error(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, fit: _Fit) -> Tensor:
+def _error(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, fit: _Fit, scratch: Tensor) -> Tensor:
     """Squared error of each group under a fit, with one-level scales as they will be stored. Returns [groups]."""
     scale, low = fit
     kind = fmt.scale.kind
@@ -162,8 +170,8 @@ def _error(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, fit: _Fit)
         if fmt.zero is Zero.MIN:
             low = scale_value(kind, round_scale(kind, low))
     zero = _zero(fmt, scale, low)
-    codes = _encode(fmt, groups, scale, zero)
-    error = (_decode(fmt, codes, scale, zero) - groups).square_()
+    values = fmt.levels.nearest_(_divided(fmt, groups, scale, zero, scratch))
+    error = _scaled(fmt, values, scale, zero).sub_(groups).square_()
     return error.sum(1) if weights is None else error.mul_(weights).sum(1)
 
 
@@ -184,18 +192,30 @@ def _divide(x: Tensor, scale: Tensor) -> Tensor:
     return torch.where(scale != 0, x / scale, 0.0)
 
 
+def _divided(
+    fmt: WeightFormat, groups: Tensor, scale: Tensor, zero: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """groups [R, g] in units of their scales, zero points added: what codes are chosen for. scale and zero: [R]."""
+    divisor = torch.where(scale != 0, scale, torch.inf)[:, None]  # under a scale of zero all is zero
+    if zero is None:
+        return torch.div(groups, divisor, out=out)
+    if fmt.zero is Zero.MIN:
+        return torch.sub(groups, zero[:, None], out=out).div_(divisor)
+    return torch.div(groups, divisor, out=out).add_(zero[:, None])
+
+
 def _encode(fmt: WeightFormat, groups: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """groups [R, g], scale and zero [R] -> codes [R, g] uint8."""
-    scale = scale[:, None]
-    if fmt.zero is Zero.MIN:
-        assert zero is not None
-        return fmt.levels.encode(_divide(groups - zero[:, None], scale))
-    x = _divide(groups, scale)
-    return fmt.levels.encode(x if zero is None else x.add_(zero[:, None]))
+    return fmt.levels.encode(_divided(fmt, groups, scale, zero))
 
 
 def _decode(fmt: WeightFormat, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    values = fmt.levels.decode(codes)
+    """codes [R, g] uint8, scale and zero [R] -> weights [R, g] float32."""
+    return _scaled(fmt, fmt.levels.decode(codes), scale, zero)
+
+
+def _scaled(fmt: WeightFormat, values: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """What numbers of the element [R, g] stand for, in their memory."""
     if zero is None:
         return values.mul_(scale[:, None])
     if fmt.zero is Zero.MIN:
@@ -219,10 +239,12 @@ def _finish(fmt: WeightFormat, groups: Tensor, fit: _Fit, n: int, k: int) -> Qua
             zeros = zero.to(torch.uint8) if fmt.zero is Zero.INT else round_scale(kind, zero)
     codes = torch.empty(groups.shape, dtype=torch.uint8, device=groups.device)
     flat_scale, flat_zero = scale.reshape(-1), None if zero is None else zero.reshape(-1)
-    rows = max(1, CHUNK // groups.shape[1])
-    for start in range(0, groups.shape[0], rows):
-        part = slice(start, start + rows)
-        codes[part] = _encode(fmt, groups[part], flat_scale[part], None if flat_zero is None else flat_zero[part])
+
+    def one(part: slice) -> None:
+        part_zero = None if flat_zero is None else flat_zero[part]
+        codes[part] = _encode(fmt, groups[part], flat_scale[part], part_zero)
+
+    each(one, _chunks(groups), groups.device)
     codes = fmt.grouping.join(codes, n, k).contiguous()
     return QuantizedTensor(codes, scales, zeros, fmt, super_scales, super_zeros)
 
