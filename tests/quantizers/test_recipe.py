@@ -74,7 +74,7 @@ def test_a_recipe_file_is_named_after_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not JSON"),
+        ("{", "is neither YAML nor JSON"),
         ("[]", "holds a list"),
         ("{}", '"rules" is missing or not a list of objects'),
         ('{"rules": [{"pattern": "a"}]}', "pattern and format are texts"),

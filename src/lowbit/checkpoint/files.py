@@ -70,6 +70,13 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     return value
 
 
+def require_free(path: Path) -> None:
+    """Raise CheckpointError where `path` is something other than an empty directory."""
+    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if taken or path.is_symlink():
+        raise CheckpointError(f"{path} exists and is not an empty directory: choose another name or remove it first")
+
+
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """A temporary sibling directory that becomes `path` when the block ends, and vanishes when it fails.
@@ -77,9 +84,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     `path` must not exist, or be an empty directory. A full disk, an interruption or any error leaves nothing behind.
     Raises CheckpointError for a target that is taken and for every failure of the file system.
     """
-    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    if taken or path.is_symlink():
-        raise CheckpointError(f"{path} exists and is not an empty directory: choose another name or remove it first")
+    require_free(path)
     if path.name in {"", ".."}:
         raise CheckpointError(f"{path} is no name for a new directory: choose one, such as {path / 'model'}")
     try:

@@ -9,6 +9,7 @@ import typer
 RUN = "Running the model"
 SAMPLE = "Choosing tokens"
 ROUND = "Rounding"
+LEARN = "Calibration"
 
 Model = Annotated[
     str,
@@ -39,7 +40,7 @@ RecipeOption = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        help="A preset (int8 int6 int5 int4 int3 int2 ternary fp8 nf4 mxfp4 nvfp4) or a JSON file with rules.",
+        help="A preset (int8 int6 int5 int4 int3 int2 ternary fp8 nf4 mxfp4 nvfp4) or a YAML or JSON file with rules.",
         rich_help_panel=ROUND,
         show_default=False,
     ),
@@ -67,6 +68,35 @@ Search = Annotated[
     typer.Option(
         help="mse: look for the scale of least squared error; none: cover each group; auto: mse up to 6 bits.",
         rich_help_panel=ROUND,
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="rtn, awq or gptq. [default: gptq with --calibrate, rtn without]",
+        rich_help_panel=LEARN,
+        show_default=False,
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="A UTF-8 text file, or wikipedia.", rich_help_panel=LEARN, show_default=False),
+]
+Samples = Annotated[int, typer.Option(help="Windows of the text to calibrate on.", min=1, rich_help_panel=LEARN)]
+Length = Annotated[int, typer.Option(help="Tokens per window.", min=2, rich_help_panel=LEARN)]
+Order = Annotated[
+    str, typer.Option(help="gptq: groups, columns or none, see docs/quantizing.md.", rich_help_panel=LEARN)
+]
+Damping = Annotated[
+    float, typer.Option(help="gptq: share of the mean added to the Hessian's diagonal.", rich_help_panel=LEARN)
+]
+HeldOut = Annotated[
+    int,
+    typer.Option(
+        "--held-out",
+        help="Windows at the text's end that the result is compared with the original on; 0: no comparison.",
+        min=0,
+        rich_help_panel=LEARN,
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="New tokens at most.", rich_help_panel=SAMPLE)]

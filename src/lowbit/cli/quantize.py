@@ -1,4 +1,4 @@
-"""`lowbit quantize`: round a model to nearest and write it for others to open."""
+"""`lowbit quantize`: quantize a model and write it for others to open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli import options
+from lowbit.cli.calibrated import Asked, run
 from lowbit.cli.console import note, progress, show, show_json
+from lowbit.cli.failures import usage
+from lowbit.errors import QuantizationError, UsageError
 
 if TYPE_CHECKING:
     from lowbit.checkpoint import Checkpoint
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "lowbit quantize smollm2 ./smollm2-int4",
     "lowbit quantize ./model ./out --format int4_g64_asym --embedding keep",
-    "lowbit quantize ./model ./out --recipe mine.json",
+    "lowbit quantize ./model ./out --recipe mine.yaml",
+    "lowbit quantize ./model ./out --format int3_g32 --method gptq --calibrate book.txt",
 )
 DEFAULT_RECIPE = "int4"
 
@@ -30,24 +34,40 @@ def command(
     embedding: options.Tables = None,
     keep: options.Keep = None,
     search: options.Search = "auto",
+    method: options.Method = None,
+    calibrate: options.Calibrate = None,
+    samples: options.Samples = 64,
+    length: options.Length = 512,
+    order: options.Order = "groups",
+    damping: options.Damping = 0.01,
+    windows: options.HeldOut = 8,
+    device: options.Device = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Round a model's weights to nearest and write them as compressed-tensors (pack-quantized safetensors).
+    """Quantize a model's weights and write them as compressed-tensors (pack-quantized safetensors).
 
-    Needs no data and no GPU. Without --recipe and --format the preset int4 is used. Norms and biases are kept; the
-    embedding and the output head become int8 when the linears have fewer than 8 bits, unless --embedding or a recipe
-    says otherwise. A model that is quantized already is decoded and rounded again. OUTPUT appears when it is complete,
-    or not at all.
+    Rounding to nearest needs no data and no GPU. With --calibrate, a method that learns from a text is used (gptq,
+    unless --method or a rule of the recipe says otherwise): block by block, in bounded memory, each block saved when
+    it is finished. A run that was stopped goes on where it was when the same command is given again.
 
-    A recipe file holds rules, of which the first that matches a module's name decides:
-    `{"rules": [{"pattern": "down_proj", "format": "int6_g64"}, {"pattern": "", "format": "int4_g64"}]}`
+    Without --recipe and --format the preset int4 is used. Norms and biases are kept; the embedding and the output head
+    become int8 when the linears have fewer than 8 bits, unless --embedding or a recipe says otherwise. A model that is
+    quantized already is decoded and rounded again. OUTPUT appears when it is complete, or not at all.
+
+    A recipe file holds rules in YAML or JSON, of which the first that matches a module's name decides:
+    `rules: [{pattern: down_proj, format: int6_g64, method: rtn}, {pattern: "", format: int4_g64}]`
     """
     from lowbit.checkpoint import write_compressed_tensors
     from lowbit.cli.source import choose_recipe, open_model, rounded
 
     chosen = choose_recipe(recipe or (None if format else DEFAULT_RECIPE), format, embedding, keep)
     assert chosen is not None
+    if calibrate is not None:
+        asked = Asked(method or "gptq", calibrate, samples, length, order, damping, search, device, windows)
+        run(model, output, chosen, asked, json=json)
+        return
+    _require_no_data(chosen, method)
     source = open_model(model)
     view = rounded(source, chosen, search)
     with progress("rounding and writing", "bytes") as report:
@@ -69,6 +89,19 @@ def command(
     for sentence in view.assumptions:
         show(f"assumed: {sentence}")
     note(f"try it: lowbit generate {written.path} 'The sky is'   or   lowbit eval {written.path}")
+
+
+def _require_no_data(recipe: Recipe, method: str | None) -> None:
+    """Raises UsageError where a method is asked for that has to see data."""
+    from lowbit.quantizers import get_method
+
+    with usage(QuantizationError):
+        names = [method or "rtn", *(rule.method for rule in recipe.rules if rule.method)]
+        if needing := [name for name in names if get_method(name).needs_inputs]:
+            raise UsageError(
+                f"method {needing[0]} learns from a text: give one with --calibrate, a file or wikipedia; rtn needs "
+                "none"
+            )
 
 
 def summary(source: Checkpoint, view: Checkpoint, recipe: Recipe) -> dict[str, Any]:

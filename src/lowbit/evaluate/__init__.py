@@ -1,6 +1,7 @@
 """Evaluation: how good a model is, on which text, measured how."""
 
+from lowbit.evaluate.divergence import Comparison, compare
 from lowbit.evaluate.perplexity import PerplexityResult, perplexity
 from lowbit.evaluate.texts import TEXTS, Text, load_text
 
-__all__ = ["TEXTS", "PerplexityResult", "Text", "load_text", "perplexity"]
+__all__ = ["TEXTS", "Comparison", "PerplexityResult", "Text", "compare", "load_text", "perplexity"]

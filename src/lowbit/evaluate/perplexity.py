@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,41 +75,60 @@ def perplexity(
 
     Raises UsageError for arguments that make no window, ModelError when the logits are not numbers.
     """
+    cut = cut_windows(tokens, window, stride, windows)
+    start_time = time.perf_counter()
+    pieces: list[Tensor] = []
+    for index, part, first in cut:
+        pieces.append(token_nll(logits(part[None])[0], part, index)[first:])
+        if progress is not None:
+            progress(index + 1, cut.count, f"window {index + 1}")
+    return cut.result(torch.cat(pieces), time.perf_counter() - start_time)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A text cut into windows. Iterating gives (index, ids [window], first): predictions from row `first` on count."""
+
+    ids: Tensor  # [count] int64 on the CPU
+    window: int
+    stride: int
+    count: int
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, int]]:
+        for index in range(self.count):
+            start = index * self.stride
+            part = self.ids[start : start + self.window]
+            yield index, part, 0 if index == 0 else max(0, self.window - 1 - self.stride)
+
+    def result(self, nlls: Tensor, seconds: float) -> PerplexityResult:
+        """The perplexity of counted likelihoods [counted] float64."""
+        mean = float(nlls.mean())
+        value = math.exp(mean) if mean < 700 else math.inf
+        error = float(nlls.std()) / math.sqrt(nlls.numel()) if nlls.numel() > 1 else math.nan
+        covered = (self.count - 1) * self.stride + self.window
+        return PerplexityResult(
+            perplexity=value,
+            nll=mean,
+            standard_error=value * error,
+            counted=nlls.numel(),
+            windows=self.count,
+            window=self.window,
+            stride=self.stride,
+            tokens=covered,
+            left_out=self.ids.numel() - covered,
+            seconds=seconds,
+        )
+
+
+def cut_windows(tokens: Sequence[int] | Tensor, window: int, stride: int | None, windows: int | None) -> Windows:
+    """The windows that `perplexity` measures under these arguments. Raises UsageError as it does."""
     ids = torch.as_tensor(tokens, dtype=torch.int64).cpu()
     stride = window if stride is None else stride
     _check(ids, window, stride, windows)
     window = min(window, ids.numel())
     stride = min(stride, window)
     fitting = 1 + (ids.numel() - window) // stride
-    count = fitting if windows is None else min(windows, fitting)
-
-    start_time = time.perf_counter()
-    pieces: list[Tensor] = []
-    for index in range(count):
-        first = index * stride
-        part = ids[first : first + window]
-        scores = _token_nll(logits(part[None]), part, index)
-        new = scores if index == 0 else scores[-stride:]
-        pieces.append(new)
-        if progress is not None:
-            progress(index + 1, count, f"window {index + 1}")
-    nlls = torch.cat(pieces)
-    mean = float(nlls.mean())
-    value = math.exp(mean) if mean < 700 else math.inf
-    error = float(nlls.std()) / math.sqrt(nlls.numel()) if nlls.numel() > 1 else math.nan
-    covered = (count - 1) * stride + window
-    return PerplexityResult(
-        perplexity=value,
-        nll=mean,
-        standard_error=value * error,
-        counted=nlls.numel(),
-        windows=count,
-        window=window,
-        stride=stride,
-        tokens=covered,
-        left_out=ids.numel() - covered,
-        seconds=time.perf_counter() - start_time,
-    )
+    return Windows(ids, window, stride, fitting if windows is None else min(windows, fitting))
 
 
 def _check(ids: Tensor, window: int, stride: int, windows: int | None) -> None:
@@ -125,12 +144,13 @@ def _check(ids: Tensor, window: int, stride: int, windows: int | None) -> None:
         raise UsageError(f"windows={windows}: at least 1; leave it out to use the whole text")
 
 
-def _token_nll(
-    logits: Tensor,  # [1, time, vocab]
+def token_nll(
+    logits: Tensor,  # [time, vocab]
     ids: Tensor,  # [time]
     index: int,
 ) -> Tensor:  # [time - 1] float64 on the CPU
-    rows, targets = logits[0, :-1], ids[1:].to(logits.device)
+    """Negative log-likelihood of each token but the first. Raises ModelError, naming the window, for NaN."""
+    rows, targets = logits[:-1], ids[1:].to(logits.device)
     parts = [
         F.cross_entropy(rows[at : at + ROWS].float(), targets[at : at + ROWS], reduction="none")
         for at in range(0, rows.shape[0], ROWS)

@@ -1,7 +1,31 @@
-"""Quantizers: a recipe (which weight gets which format) and ways to carry it out. Round to nearest is the first."""
+"""Quantizers: a recipe (which weight gets which format, by which method) and ways to carry it out.
 
+`quantize_checkpoint` rounds to nearest without data; `Job` calibrates block by block and can be stopped at any time.
+"""
+
+from lowbit.quantizers.calibration import Calibration, calibration
+from lowbit.quantizers.deliver import deliver
+from lowbit.quantizers.job import Job, Settings
+from lowbit.quantizers.method import Method, Options
+from lowbit.quantizers.methods import METHODS, get_method
 from lowbit.quantizers.plan import plan
 from lowbit.quantizers.recipe import PRESETS, Recipe, Rule, preset
 from lowbit.quantizers.rtn import quantize_checkpoint
 
-__all__ = ["PRESETS", "Recipe", "Rule", "plan", "preset", "quantize_checkpoint"]
+__all__ = [
+    "METHODS",
+    "PRESETS",
+    "Calibration",
+    "Job",
+    "Method",
+    "Options",
+    "Recipe",
+    "Rule",
+    "Settings",
+    "calibration",
+    "deliver",
+    "get_method",
+    "plan",
+    "preset",
+    "quantize_checkpoint",
+]

@@ -1,13 +1,15 @@
-"""Recipe: which weight gets which format, as an ordered list of patterns.
+"""Recipe: which weight gets which format, and by which method, as an ordered list of patterns. In YAML (or JSON):
 
-    {"name": "mine", "rules": [{"pattern": "embed_tokens|lm_head", "format": "int8"},
-                               {"pattern": "down_proj",            "format": "int6_g64"},
-                               {"pattern": "layers\\.0\\.",        "format": "keep"},
-                               {"pattern": "",                     "format": "int4_g64"}]}
+    name: mine
+    rules:
+      - {pattern: embed_tokens|lm_head, format: int8, method: rtn}
+      - {pattern: down_proj, format: int6_g64}
+      - {pattern: 'layers\\.0\\.', format: keep}
+      - {pattern: '', format: int4_g64, method: gptq}
 
 A pattern is a regular expression searched in a module's name ("model.layers.0.mlp.down_proj"); the first rule that
 matches decides. "keep" leaves the weight as it is, and so does matching no rule. Only matrices are ever quantized:
-norms and biases are kept whatever the rules say.
+norms and biases are kept whatever the rules say. A rule without a method leaves it to the job (`--method`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ KEEP = "keep"
 TABLES = r"(^|\.)(embed_tokens|lm_head)$"  # the embedding and the output head
 LOW_BITS = 8  # formats narrower than this get an int8 embedding and head unless asked otherwise
 _SHAPE = 'a recipe is {"rules": [{"pattern": "down_proj", "format": "int4_g64"}, ...]}'
+MAX_FILE_BYTES = 1 << 20
 TABLE_FORMAT = "int8"  # one scale a row: 8.03 bits per weight at k=576
 
 
@@ -36,6 +40,7 @@ class Rule:
     pattern: str
     format: WeightFormat | None  # None: keep as it is
     optional: bool = False  # whether matching nothing in a model is all right, or a typing error
+    method: str | None = None  # how to round it: a name of quantizers.METHODS; None: as the job says
 
     def __post_init__(self) -> None:
         try:
@@ -101,19 +106,24 @@ class Recipe:
         rules = [
             {"pattern": rule.pattern, "format": KEEP if rule.format is None else str(rule.format)}
             | ({"optional": True} if rule.optional else {})
+            | ({"method": rule.method} if rule.method is not None else {})
             for rule in self.rules
         ]
         return {"name": self.name, "rules": rules}
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
-        """The recipe in a JSON file. Raises QuantizationError naming the file, FormatError for a format in it."""
+        """The recipe in a YAML or JSON file. Raises QuantizationError naming the file, and FormatError."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            with path.open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             raise QuantizationError(f"recipe {path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise QuantizationError(f"recipe {path} is not JSON ({error}): {_SHAPE}") from error
+        if len(raw) > MAX_FILE_BYTES:
+            raise QuantizationError(
+                f"recipe {path} has more than {MAX_FILE_BYTES} bytes: no list of rules is that long"
+            )
+        data = _parse(raw, path)
         if not isinstance(data, dict):
             raise QuantizationError(f'recipe {path} holds a {type(data).__name__}: it is an object with "rules"')
         return cls.from_dict({"name": path.stem, **data})
@@ -122,21 +132,43 @@ class Recipe:
         """What the first matching rule asks for; None: keep. module: a name without ".weight"."""
         return next((rule.format for rule in self.rules if rule.matches(module)), None)
 
+    def method_of(self, module: str) -> str | None:
+        """The method that the first matching rule names, if it names one."""
+        return next((rule.method for rule in self.rules if rule.matches(module)), None)
+
+
+def _parse(raw: bytes, path: Path) -> Any:
+    """JSON, or YAML of plain data: no tags that make objects, no aliases (few of them can stand for gigabytes)."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        text = raw.decode("utf-8")
+        with suppress(ValueError):
+            return json.loads(text)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise QuantizationError(f"recipe {path} uses YAML aliases (*name): write the rules out")
+        return yaml.safe_load(text)
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise QuantizationError(f"recipe {path} is neither YAML nor JSON ({reason}): {_SHAPE}") from error
+
 
 def _format(value: str | WeightFormat) -> WeightFormat | None:
     return None if value == KEEP else as_format(value)
 
 
 def _rule(data: Mapping[str, Any]) -> Rule:
-    if unknown := set(data) - {"pattern", "format", "optional"}:
+    if unknown := set(data) - {"pattern", "format", "optional", "method"}:
         raise QuantizationError(
-            f"rule {dict(data)}: {sorted(unknown)} mean nothing; it has pattern, format and optional"
+            f"rule {dict(data)}: {sorted(map(str, unknown))} mean nothing; it has pattern, format, method and optional"
         )
-    pattern, form = data.get("pattern"), data.get("format")
+    pattern, form, method = data.get("pattern"), data.get("format"), data.get("method")
+    if method is not None and not isinstance(method, str):
+        raise QuantizationError(f'rule {dict(data)}: method is a text, such as "gptq"')
     if not isinstance(pattern, str) or not isinstance(form, str):
         raise QuantizationError(f'rule {dict(data)}: pattern and format are texts, such as "down_proj" and "int4_g64"')
     # A last rule for everything else may find everything decided already; any other one that finds nothing is a typo.
-    return Rule(pattern, _format(form), bool(data.get("optional", pattern in {"", ".*"})))
+    return Rule(pattern, _format(form), bool(data.get("optional", pattern in {"", ".*"})), method)
 
 
 # Group sizes fit every width that is a multiple of 64 (SmolLM2's 576 too), where the field's 128 does not. Below 6 bits
@@ -165,7 +197,7 @@ def preset(name: str) -> Recipe:
     """A recipe by its short name. Raises QuantizationError listing the names."""
     if name not in PRESETS:
         raise QuantizationError(
-            f"recipe {name!r}: the presets are {', '.join(PRESETS)}; any other one is a JSON file with rules, or a "
-            "format for all linears"
+            f"recipe {name!r}: the presets are {', '.join(PRESETS)}; any other one is a YAML or JSON file with "
+            "rules, or a format for all linears"
         )
     return PRESETS[name]

@@ -1,0 +1,62 @@
+"""What calibration says about the inputs of a linear: X^T X and the mean magnitude of each feature.
+
+For a layer y = W x the squared error of replacing W by W + D, summed over the tokens seen, is the sum over the rows d
+of D of d H d^T with H = sum x x^T: all that GPTQ, AWQ's search and weighted rounding need to know about the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import QuantizationError
+
+ROWS = 4096  # tokens multiplied at a time
+
+
+class Inputs:
+    """Statistics of k input features. Products are float32, sums float64, both on the data's device."""
+
+    def __init__(self, k: int, device: torch.device | str = "cpu") -> None:
+        self.tokens = 0
+        self._sum = torch.zeros(k, k, dtype=torch.float64, device=device)
+        self._magnitude = torch.zeros(k, dtype=torch.float64, device=device)
+
+    @property
+    def k(self) -> int:
+        return self._sum.shape[0]
+
+    def add(self, x: Tensor) -> None:
+        """x: [..., k] activations. Raises QuantizationError for NaN and infinity."""
+        rows = x.detach().reshape(-1, self.k).float()
+        if not bool(torch.isfinite(rows).all()):
+            bad = int((~torch.isfinite(rows)).any(1).sum())
+            raise QuantizationError(
+                f"{bad} of {rows.shape[0]} calibration tokens have activations that are NaN or infinite: a value in "
+                "the model overflowed; use --dtype float32 or bfloat16, or leave the layers before it out of the recipe"
+            )
+        for part in torch.split(rows, ROWS):
+            self._sum += part.T @ part
+            self._magnitude += part.abs().sum(0)
+        self.tokens += rows.shape[0]
+
+    @property
+    def hessian(self) -> Tensor:
+        """[k, k] float64: the mean of x x^T."""
+        return self._sum / max(1, self.tokens)
+
+    @property
+    def power(self) -> Tensor:
+        """[k] float32: the mean square of each feature."""
+        return (self._sum.diagonal() / max(1, self.tokens)).float()
+
+    @property
+    def magnitude(self) -> Tensor:
+        """[k] float32: the mean absolute value of each feature."""
+        return (self._magnitude / max(1, self.tokens)).float()
+
+
+def output_error(difference: Tensor, hessian: Tensor) -> float:
+    """The mean square of x D^T over tokens, summed over outputs. difference: [n, k]; hessian: [k, k] float64."""
+    d = difference.double()
+    return float(((d @ hessian) * d).sum())

@@ -1,0 +1,324 @@
+"""The job: quantize a checkpoint block by block with calibration, so that stopping it at any moment loses one block.
+
+Memory holds one block's float weights, the statistics of one stage, and a few windows of activations; the rest lies in
+files beside the output (saved.py, states.py). Each stage is calibrated on what the quantized stages before it give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.checkpoint import Checkpoint, Entry, Value
+from lowbit.errors import QuantizationError
+from lowbit.formats import QuantizedTensor
+from lowbit.models import ModelConfig, model_config
+from lowbit.models.decoder import Layer
+from lowbit.models.norm import RMSNorm
+from lowbit.models.rope import Rope
+from lowbit.quantizers.awq import choose_scale
+from lowbit.quantizers.calibration import Calibration
+from lowbit.quantizers.hessian import Inputs
+from lowbit.quantizers.identity import describe, fingerprint
+from lowbit.quantizers.method import Options, Rounded
+from lowbit.quantizers.methods import get_method
+from lowbit.quantizers.plan import plan
+from lowbit.quantizers.recipe import Recipe
+from lowbit.quantizers.rescale import fold, front
+from lowbit.quantizers.saved import Work
+from lowbit.quantizers.stages import HALVES, STAGES, Stage, block_path, load_block, run_half, run_until, watching
+from lowbit.quantizers.states import States
+
+FALLBACK = "rtn"
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+Progress = Callable[[int, int, str], None]  # (done, total, what)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the job is asked to do. method: of modules whose rule names none."""
+
+    recipe: Recipe
+    method: str = "gptq"
+    options: Options = field(default_factory=Options)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32  # of activations
+
+    def method_of(self, module: str) -> str:
+        """The method for a module."""
+        return self.recipe.method_of(module) or self.method
+
+
+class Job:
+    """One quantization of one checkpoint. `run` does it; `view` is the result as a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, data: Calibration, settings: Settings, work: Path) -> None:
+        """Reads no weights. Raises QuantizationError for a recipe that does not fit, ModelError."""
+        self.checkpoint, self.data, self.settings = checkpoint, data, settings
+        self.config: ModelConfig = model_config(checkpoint.config)
+        self.formats = plan(checkpoint, settings.recipe)
+        for name, form in self.formats.items():
+            if form is not None:
+                get_method(settings.method_of(name.removesuffix(".weight")), settings.options)
+        if data.tokens.shape[1] > self.config.context_length:
+            raise QuantizationError(
+                f"calibration windows of {data.tokens.shape[1]} tokens: the model's context is "
+                f"{self.config.context_length}; use shorter ones"
+            )
+        self.work = Work(work)
+        self.rope = Rope(self.config.rope, self.config.head_dim)
+
+    @property
+    def steps(self) -> int:
+        """Stages of all blocks, the embedding and the head: what progress counts."""
+        return self.config.num_layers * len(STAGES) + 1
+
+    @torch.no_grad()
+    def run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
+        """Quantize what is not finished yet. Returns the report, a row per quantized module.
+
+        Raises QuantizationError: activations that are not finite, a full disk, a folder of another run.
+        """
+        report = progress or (lambda done, total, what: None)
+        layers = self.config.num_layers
+        with self.work.held(fingerprint(self.checkpoint, self.data, self.settings)):
+            first = self.work.finished
+            if first == 0:
+                self._embed()
+            for index in range(min(first, layers), layers):
+                self._block(index, report)
+            if self.work.finished <= layers:
+                self._tables(report)
+        return [row for index in range(layers + 1) for row in self.work.block_report(index)["modules"]]
+
+    def view(self) -> Checkpoint:
+        """The result: parameters of the checkpoint with what the finished blocks made of them, read when asked for."""
+        done: dict[str, int] = {}
+        for index in range(self.work.finished):
+            done |= dict.fromkeys(self.work.read_json(f"block-{index}.json")["forms"], index)
+        cache: dict[int, dict[str, Value]] = {}
+
+        def load(name: str) -> Value:
+            index = done[name]
+            if index not in cache:
+                cache.clear()
+                cache[index] = self.work.read_block(index)
+            return cache[index][name]
+
+        def entry(name: str, old: Entry) -> Entry:
+            if name not in done:
+                return old
+            return Entry(old.shape, self.formats[name] or old.form, lambda: load(name))
+
+        return Checkpoint(
+            {name: entry(name, old) for name, old in self.checkpoint.entries.items()},
+            {key: value for key, value in self.checkpoint.config.items() if key != "quantization_config"},
+            format_name=f"{self.checkpoint.format_name}, quantized as {self.settings.recipe.name}",
+            path=self.checkpoint.path,
+            assumptions=self.checkpoint.assumptions,
+            tokenizer=self.checkpoint._tokenizer,
+            sidecars=self.checkpoint.sidecars,
+        )
+
+    # ------------------------------------------------------------------ activations
+
+    def _states(self, name: str) -> States:
+        windows, length = self.data.tokens.shape
+        shape = (windows, length, self.config.hidden_size)
+        return States.create(self.work.partial(name), shape, self.settings.dtype)
+
+    def _read_states(self, index: int) -> States:
+        windows, length = self.data.tokens.shape
+        return States.open(self.work.states(index), (windows, length, self.config.hidden_size), self.settings.dtype)
+
+    def _embed(self) -> None:
+        """The inputs of the first block."""
+        value = self.checkpoint[EMBEDDING]
+        states = self._states("states-0.bin")
+        for batch in states.batches():
+            ids = self.data.tokens[batch]
+            if isinstance(value, QuantizedTensor):
+                rows, inverse = torch.unique(ids.flatten(), return_inverse=True)
+                x = value.take_rows(rows).dequantize()[inverse].reshape(*ids.shape, -1)
+            else:
+                x = value[ids]
+            states.tensor[batch] = x.to(self.settings.dtype)
+        states.keep(self.work.states(0))
+
+    # ------------------------------------------------------------------ a block
+
+    def _block(self, index: int, report: Progress) -> None:
+        block = load_block(self.checkpoint, self.config, index, self.settings.device, self.settings.dtype)
+        positions = torch.arange(self.data.tokens.shape[1], device=self.settings.device)
+        angles = self.rope.angles(positions, self.settings.dtype)
+        values: dict[str, Value] = {}
+        rows: list[dict[str, Any]] = []
+        states = self._read_states(index)
+        for half, stages in enumerate(HALVES):
+            values |= self._rescale(block, index, half, stages, states, angles)
+            for stage in stages:
+                self._stage(block, index, half, stage, states, angles, values, rows)
+                report(index * len(STAGES) + STAGES.index(stage) + 1, self.steps, f"block {index}")
+            target = self._states("middle" if half == 0 else f"states-{index + 1}.bin")
+            for batch in states.batches():
+                x = states.tensor[batch].to(self.settings.device)
+                target.tensor[batch] = run_half(block, half, x, *angles).cpu()
+            states = target
+        self.work.partial("middle").unlink()
+        states.keep(self.work.states(index + 1))
+        self.work.finish_block(index, values, {"modules": rows})
+
+    def _rescale(
+        self,
+        block: Layer,
+        index: int,
+        half: int,
+        stages: tuple[Stage, ...],
+        states: States,
+        angles: tuple[Tensor, Tensor],
+    ) -> dict[str, Value]:
+        """Rescale features for the stages whose methods ask for it. Returns the plain parameters that changed."""
+        changing = [s for s in stages if self._wants_rescaling(index, s) and front(block, s) is not None]
+        if not changing:
+            return {}
+        seen = self._inputs(block, index, half, changing, states, angles)
+        changed: dict[str, Value] = {}
+        for stage, inputs in zip(changing, seen, strict=True):
+            path = front(block, stage)
+            assert path is not None
+            module = block.get_submodule(path)
+            heads = self.config.groups if path == "self_attn.v_proj" else 1
+            weights = [block.get_submodule(p).weight for p in stage.linears]
+            forms = [self.formats[f"{block_path(index)}{p}.weight"] for p in stage.linears]
+            scale = choose_scale(weights, forms, inputs, heads, self.config.head_dim)  # type: ignore[arg-type]
+            name = f"{block_path(index)}{path}"
+            entry = self.checkpoint.entry(f"{name}.weight")
+            stored = entry.form if isinstance(entry.form, torch.dtype) else torch.float32
+            fold(block, stage, scale.to(self.settings.dtype), stored, heads, self.config.head_dim)
+            for leaf, parameter in module.named_parameters():
+                if self.formats.get(f"{name}.{leaf}") is None:
+                    kind = self.checkpoint.entry(f"{name}.{leaf}").form
+                    plain = kind if isinstance(kind, torch.dtype) else torch.float32
+                    changed[f"{name}.{leaf}"] = parameter.detach().to(plain)
+        return changed
+
+    def _wants_rescaling(self, index: int, stage: Stage) -> bool:
+        """Whether all linears of a stage are quantized by methods that rescale."""
+        names = [block_path(index) + path for path in stage.linears]
+        return all(
+            self.formats[f"{name}.weight"] is not None
+            and get_method(self.settings.method_of(name), self.settings.options).rescales
+            for name in names
+        )
+
+    def _inputs(
+        self,
+        block: Layer,
+        index: int,
+        half: int,
+        stages: Sequence[Stage],
+        states: States,
+        angles: tuple[Tensor, Tensor],
+    ) -> list[Inputs]:
+        """What comes into stages of one half, given the block as it is."""
+        seen = []
+        with ExitStack() as watches:
+            for stage in stages:
+                linear = block.get_submodule(stage.linears[0])
+                assert isinstance(linear, nn.Linear)
+                seen.append(Inputs(linear.in_features, self.settings.device))
+                watches.enter_context(watching(block, stage, seen[-1].add, last=stage is stages[-1]))
+            try:
+                for batch in states.batches():
+                    run_until(block, half, states.tensor[batch].to(self.settings.device), *angles)
+            except QuantizationError as error:
+                raise QuantizationError(f"{block_path(index).removesuffix('.')}: {error}") from error
+        return seen
+
+    def _stage(
+        self,
+        block: Layer,
+        index: int,
+        half: int,
+        stage: Stage,
+        states: States,
+        angles: tuple[Tensor, Tensor],
+        values: dict[str, Value],
+        rows: list[dict[str, Any]],
+    ) -> None:
+        """Quantize the linears of a stage on the inputs they get now; the block goes on with what they became."""
+        wanted = [path for path in stage.linears if self.formats[f"{block_path(index)}{path}.weight"] is not None]
+        if not wanted:
+            return
+        (inputs,) = self._inputs(block, index, half, [stage], states, angles)
+        for path in wanted:
+            module = block_path(index) + path
+            target = block.get_submodule(path)
+            assert isinstance(target, nn.Linear)
+            rounded, row = self._round(module, target.weight, inputs)
+            values[f"{module}.weight"] = rounded.tensor
+            rows.append(row)
+            target.weight = nn.Parameter(rounded.tensor.dequantize().to(self.settings.dtype), requires_grad=False)
+
+    def _round(
+        self, module: str, weight: Tensor, inputs: Inputs | None, method_name: str | None = None
+    ) -> tuple[Rounded, dict[str, Any]]:
+        """A weight by the method its rule asks for, or to nearest where that cannot be; and its row of the report."""
+        form = self.formats[f"{module}.weight"]
+        assert form is not None
+        name = method_name or self.settings.method_of(module)
+        method = get_method(name, self.settings.options)
+        try:
+            if method.needs_inputs and (inputs is None or inputs.tokens == 0):
+                raise QuantizationError("no calibration token reached it")
+            rounded = method.round(weight, form, inputs)
+        except QuantizationError as error:
+            if name == FALLBACK:
+                raise QuantizationError(f"{module}: {error}") from error
+            name = FALLBACK
+            rounded = get_method(FALLBACK, self.settings.options).round(weight, form, None)
+            rounded = Rounded(rounded.tensor, f"rounded to nearest: {error}")
+        return rounded, describe(module, name, form, weight, rounded, inputs)
+
+    # ------------------------------------------------------------------ embedding and head
+
+    def _tables(self, report: Progress) -> None:
+        """The embedding to nearest, and a head of its own by its method on the inputs that it gets."""
+        head = HEAD if HEAD in self.checkpoint.entries else EMBEDDING
+        inputs = self._head_inputs() if self.formats.get(head) is not None else None
+        values: dict[str, Value] = {}
+        rows: list[dict[str, Any]] = []
+        for name in (EMBEDDING, HEAD):
+            if self.formats.get(name) is None:
+                continue
+            value = self.checkpoint[name]
+            if isinstance(value, QuantizedTensor) and value.format == self.formats[name] and not value.sections:
+                continue  # it is what is wanted
+            weight = value.dequantize() if isinstance(value, QuantizedTensor) else value
+            method = FALLBACK if name == EMBEDDING else None
+            rounded, row = self._round(
+                name.removesuffix(".weight"), weight.to(self.settings.device), inputs if name == head else None, method
+            )
+            values[name] = rounded.tensor
+            rows.append(row)
+        self.work.finish_block(self.config.num_layers, values, {"modules": rows})
+        report(self.steps, self.steps, "embedding and head")
+
+    def _head_inputs(self) -> Inputs:
+        """What comes out of the last norm."""
+        weight = self.checkpoint[NORM]
+        assert isinstance(weight, Tensor)
+        norm = RMSNorm(self.config.hidden_size, self.config.norm_eps)
+        norm.weight = nn.Parameter(weight.to(self.settings.dtype), requires_grad=False)
+        norm.to(self.settings.device)
+        inputs = Inputs(self.config.hidden_size, self.settings.device)
+        states = self._read_states(self.config.num_layers)
+        for batch in states.batches():
+            inputs.add(norm(states.tensor[batch].to(self.settings.device)))
+        return inputs
