@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lowbit.kernels.cpu import repack
 from lowbit.packing import DENSE
 from lowbit.packing.tiles import PLANES
+
+repack.register()
 
 
 def stream_words(count: int, bits: int, word_bits: int = 32) -> int:

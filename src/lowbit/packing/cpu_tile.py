@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lowbit.packing.compiled import mover_for
 from lowbit.packing.layout import register
 from lowbit.packing.tiles import PLANES as PLANES
 from lowbit.packing.tiles import TiledLayout, fill
@@ -46,8 +47,11 @@ class CpuTile(TiledLayout):
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         n, k = codes.shape
         words = torch.empty(self.words_shape(n, k, bits), dtype=torch.int32, device=codes.device)
+        mover = mover_for(codes, n * k)
+        whole = codes[: n // TILE_ROWS * TILE_ROWS]
+        done = 0 if mover is None or k % BLOCK_COLUMNS else mover.pack_tiles(whole, bits, words)
         step = max(1, CHUNK_CODES // (TILE_ROWS * k))
-        for tile in range(0, self.tiles(n), step):
+        for tile in range(done, self.tiles(n), step):
             count = min(step, self.tiles(n) - tile)
             rows = codes[tile * TILE_ROWS : (tile + count) * TILE_ROWS]
             filled = fill(rows, count * TILE_ROWS, _blocks(k) * BLOCK_COLUMNS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lowbit.packing.compiled import mover_for
 from lowbit.packing.layout import Layout, register
 
 CHUNK_CODES = 1 << 18  # codes folded at a time: the 64-bit integers of one chunk stay in a core's cache
@@ -86,8 +87,10 @@ class Dense(Layout):
         if bits == 8:
             return source.reshape(n, columns)[:, :k].clone()
         out = torch.empty(source.shape[0], dtype=torch.int64, device=words.device)
+        mover = mover_for(words, n * k)
+        done = 0 if mover is None else mover.unpack_stream(source, bits, out.view(torch.uint8)) // 8
         step = CHUNK_CODES // 8
-        for start in range(0, source.shape[0], step):
+        for start in range(done, source.shape[0], step):
             run, part = out[start : start + step], source[start : start + step]
             if bits in _WIDTHS:
                 run.copy_(part.view(_WIDTHS[bits])[:, 0])

@@ -32,6 +32,7 @@ from lowbit.checkpoint.marlin import ROWS, unpack_marlin, unshuffle_scales
 from lowbit.checkpoint.streams import stream_words, unpack_columns, unpack_planar_rows
 from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
+from lowbit.kernels.cpu.repack import reorder_columns
 
 PARTS = frozenset({"qzeros", "scales", "g_idx"})
 OVERRIDE = "quantization={'checkpoint_format': 'gptq_v2'}"
@@ -225,7 +226,7 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
 
         perm = None if order is None else order.perm
         return QuantizedTensor(
-            codes if perm is None else codes[:, perm],
+            codes if perm is None else reorder_columns(codes, perm),
             arranged(module.finite("scales", scales.read())),
             None if found is None else arranged(found),
             form,

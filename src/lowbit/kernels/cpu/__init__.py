@@ -13,5 +13,6 @@ descriptors.py  a packed weight as addresses; memory.py: huge pages under it
 plan.py         one matmul ready to be launched, by any thread
 program.py      many kernels as one launch: a decode step; small.py and row.py: its kernels besides matmuls
 chooser.py      a token from logits: peak.py the largest, draw.py a random one, head.py what top-k and top-p leave
+repack.py       codes out of streams, into tiles, into another order: how weights are loaded fast
 engine.py       LLVM: text to address; cache.py: compiled kernels on disk; threads.py: torch's thread pool
 """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lowbit.formats import WeightFormat
-from lowbit.kernels.cpu import engine
+from lowbit.kernels.cpu import engine, repack
 from lowbit.kernels.cpu.isa import best, instruction_set
 from lowbit.kernels.cpu.matmul import dot_reason
 from lowbit.kernels.cpu.plan import TYPE_NAMES, Plan, Types
@@ -93,4 +93,5 @@ class CpuFamily(KernelFamily):
         return plan
 
 
+repack.register()
 FAMILY = CpuFamily("cpu", "a16", "compiled for this processor, x in 16-bit fixed point or float32")

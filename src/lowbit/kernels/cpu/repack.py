@@ -1,0 +1,162 @@
+"""Codes moved by compiled code: out of streams, into tiles, and into another order of columns.
+
+lowbit.packing says in torch where the bits are; these kernels put them there at the speed of memory, so that loading a
+checkpoint is not bound by it.
+
+    unpack    64 codes a step: eight runs of 8 b bits into eight 64-bit lanes, each unfolded three times (dense.py)
+    pack      a block of 32 codes of one row is four 64-bit lanes; each plane is folded until a line's word is whole
+              (cpu_tile.py), which is what the row gives to each line of the block
+    reorder   out[r, j] = in[r, order[j]]
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.cpu.emitter import Emitter
+from lowbit.kernels.cpu.engine import engine, unavailable
+from lowbit.kernels.cpu.ir import I32, I64, PTR, Type, Value, vector
+from lowbit.kernels.cpu.isa import InstructionSet, best
+from lowbit.packing.compiled import register_mover
+from lowbit.packing.tiles import PLANES
+
+_EIGHTS = 8  # runs of eight codes in a step of unpack
+_I8 = Type("i8")
+_STEP_COLUMNS = 4  # of reorder
+
+
+def _shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
+    """Lanes of a and b, which count on from those of a."""
+    kind = vector(a.type.item, len(places))
+    mask = ", ".join(f"i32 {place}" for place in places)
+    return f.emit(kind, f"shufflevector {a.type} {a.name}, {b.type} {b.name}, <{len(places)} x i32> <{mask}>")
+
+
+def _every(lane: int, start: int, count: int) -> int:
+    """64-bit mask of bits [start, start + count) of every `lane` bits."""
+    return sum(((1 << count) - 1) << (at + start) for at in range(0, 64, lane))
+
+
+@cache
+def unpack(isa: InstructionSet, bits: int) -> str:
+    """kernel(stream, codes, steps): 64 codes a step. bits: below 8."""
+    f = Emitter(isa, {"stream": PTR, "codes": PTR, "steps": I64})
+    size = _EIGHTS * bits
+    lanes, wide = vector("i64", _EIGHTS), vector("i8", 8 * _EIGHTS)
+    with f.loop(0, f.arg("steps")) as loop:
+        raw = f.load(vector("i8", size), f.at(f.arg("stream"), loop.index * size))
+        places = [run * bits + byte if byte < bits else size for run in range(_EIGHTS) for byte in range(8)]
+        x = _shuffled(f, raw, f.zero(raw.type), places).cast("bitcast", lanes)
+        for lane in (32, 16, 8):
+            used = bits * lane // 8
+            upper = x & f.const(lanes, _every(2 * lane, used, used))
+            x = (x & f.const(lanes, _every(2 * lane, 0, used))) | (upper << (lane - used))
+        f.store(x.cast("bitcast", wide), f.at(f.arg("codes"), loop.index * (8 * _EIGHTS)))
+    return f.build()
+
+
+@cache
+def pack(isa: InstructionSet, bits: int) -> str:
+    """kernel(codes, stride, words, blocks): one tile, 16 rows `stride` bytes apart."""
+    f = Emitter(isa, {"codes": PTR, "stride": I64, "words": PTR, "blocks": I64})
+    with f.loop(0, f.arg("blocks")) as block:
+        source = f.at(f.arg("codes"), block.index * 32)
+        target = f.at(f.arg("words"), block.index * (64 * bits))
+        with f.loop(0, 16) as row:
+            x = f.load(vector("i64", 4), f.at(source, row.index * f.arg("stride")))
+            place = f.at(target, row.index * 4)
+            line = 0
+            for plane in PLANES[bits]:
+                words = _folded(f, x if plane == bits else (x >> line) & _every(8, 0, plane), plane)
+                for i in range(plane):
+                    f.store(f.extract(words, i), f.at(place, 64 * (line + i)), 4)
+                line += plane
+    return f.build()
+
+
+def _folded(f: Emitter, x: Value, plane: int) -> Value:
+    """<4 x i64>, digits of `plane` bits one a byte -> <plane x i32>, the row's words of the lines."""
+    used = plane
+    words = x.cast("bitcast", vector("i32", 8))
+    while used < 8:
+        x = x | (x >> (32 - used))  # the upper four digits of a lane come beside the lower four
+        count = x.type.lanes
+        pairs = x.cast("bitcast", vector("i32", 2 * count))
+        words = _shuffled(f, pairs, pairs, list(range(0, 2 * count, 2)))
+        used *= 2
+        if used < 8:
+            x = words.cast("bitcast", vector("i64", count // 2))
+    return words
+
+
+@cache
+def reorder(isa: InstructionSet) -> str:
+    """kernel(codes, out, order, rows, columns). order: int32, one a column; rows are contiguous."""
+    f = Emitter(isa, {"codes": PTR, "out": PTR, "order": PTR, "rows": I64, "columns": I64})
+    columns = f.arg("columns")
+    whole = columns & -_STEP_COLUMNS
+    with f.loop(0, f.arg("rows")) as row:
+        source = f.at(f.arg("codes"), row.index * columns)
+        target = f.at(f.arg("out"), row.index * columns)
+
+        def move(index: Value) -> None:
+            place = f.load(I32, f.at(f.arg("order"), index * 4), 4).cast("zext", I64)
+            f.store(f.load(_I8, f.at(source, place)), f.at(target, index))
+
+        with f.loop(0, whole, _STEP_COLUMNS) as several:
+            for i in range(_STEP_COLUMNS):
+                move(several.index + i)
+        with f.loop(whole, columns) as one:
+            move(one.index)
+    return f.build()
+
+
+@cache
+def _function(text: str, arguments: int) -> Callable[..., None]:
+    """A kernel as a function of 64-bit integers; the interpreter's lock is released while it runs."""
+    kind: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
+    function: Callable[..., None] = kind(engine().address(text))
+    return function
+
+
+class CompiledMover:
+    """packing.compiled.Mover on this processor."""
+
+    def unpack_stream(self, stream: Tensor, bits: int, codes: Tensor) -> int:
+        if bits == 8 or unavailable() or not (stream.is_contiguous() and codes.is_contiguous()):
+            return 0
+        steps = min(stream.numel() // (_EIGHTS * bits), codes.numel() // (8 * _EIGHTS))
+        _function(unpack(best(), bits), 3)(stream.data_ptr(), codes.data_ptr(), steps)
+        return steps * 8 * _EIGHTS
+
+    def pack_tiles(self, codes: Tensor, bits: int, words: Tensor) -> int:
+        rows, columns = codes.shape
+        if unavailable() or columns % 32 or codes.stride(1) != 1 or not words.is_contiguous():
+            return 0
+        kernel = _function(pack(best(), bits), 4)
+        stride = codes.stride(0)
+        for tile in range(rows // 16):
+            kernel(codes.data_ptr() + 16 * tile * stride, stride, words[tile].data_ptr(), columns // 32)
+        return rows // 16
+
+
+def reorder_columns(codes: Tensor, order: Tensor) -> Tensor:
+    """codes uint8 [n, k], order int64 [k], each from 0 to k - 1 -> codes[:, order], compiled where that can be."""
+    n, k = codes.shape
+    if unavailable() or codes.device.type != "cpu" or not codes.is_contiguous() or order.shape != (k,):
+        return codes[:, order]
+    out = torch.empty_like(codes)
+    places = order.to(torch.int32)
+    _function(reorder(best()), 5)(codes.data_ptr(), out.data_ptr(), places.data_ptr(), n, k)
+    return out
+
+
+def register() -> None:
+    """Let layouts use compiled code for large tensors."""
+    register_mover(CompiledMover())
