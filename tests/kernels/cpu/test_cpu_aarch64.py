@@ -33,7 +33,7 @@ MAIN = r"""
 #include <stdio.h>
 #include <stdlib.h>
 void prepare(void *, int64_t, void *, void *, void *, int64_t, int64_t);
-void multiply(void *, void *, void *, void *, void *, int64_t, int64_t);
+void multiply(void *, void *, void *, void *, void *, int64_t, int64_t, int64_t);
 void finish(void *, int64_t, void *, int64_t, void *, int64_t);
 static void *bytes(int64_t size) { return aligned_alloc(64, (size + 64) & ~63LL); }
 static void *section(FILE *file) {
@@ -57,7 +57,7 @@ int main(int count, char **names) {
     float *results = bytes(4 * 512 * 4);
     char *y = bytes(p[0] * p[1] * p[3]);
     prepare(x, p[2], planes, scales, sums, 0, p[9]);
-    multiply(descriptor, planes, scales, sums, results, 0, p[5]);
+    multiply(descriptor, planes, scales, sums, results, 0, p[5], 1);
     finish(results, p[0], y, p[1] * p[3], 0, p[1]);
     fwrite(y, 1, p[0] * p[1] * p[3], stdout);
     return 0;

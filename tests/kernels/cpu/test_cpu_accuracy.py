@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cpu_cases import FORMATS, matmul, numbers, quantized
+from cpu_cases import FORMATS, ISAS, matmul, numbers, quantized
 
 from lowbit.formats import parse_format
 from lowbit.formats.grouping import Along
@@ -49,3 +49,16 @@ def test_long_rows_have_the_same_bits_in_any_batch_and_for_any_number_of_threads
             assert torch.equal(matmul(x, q), alone)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["nf4_g64", "int4_g32_asym", "q4_k", "int5_g12_min", "fp8_e4m3", "int4_tensor"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_blocks_that_share_decoded_weights_give_the_bits_of_single_rows(name: str, isa: str) -> None:
+    """Whole runs and a cut one, whole steps and a cut one, blocks of two heights, more blocks than share at a time."""
+    k = 16 * 128 + 3 * 32 + 5
+    q = quantized(40, k, name)
+    x = numbers(75, k)  # 19 blocks, of 4 and of 3 rows
+    bias = numbers(40)
+    single = torch.cat([matmul(row[None], q, bias, isa=isa) for row in x[::7]])
+    assert torch.equal(matmul(x, q, bias, isa=isa)[::7], single)
+    assert torch.equal(matmul(x[:7], q, bias, isa=isa)[0], single[0])

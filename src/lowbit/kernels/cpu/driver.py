@@ -18,7 +18,7 @@ from __future__ import annotations
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.ir import I32, I64, PTR, Function, Value, module
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.matmul import MOST_ROWS, ROW_STRIDE
+from lowbit.kernels.cpu.operands import MOST_ROWS, ROW_STRIDE
 from lowbit.packing.cpu_tile import TILE_ROWS
 
 RECORD_BYTES = 64
@@ -70,35 +70,37 @@ def prepare_blocks() -> str:
     return module([f], "")
 
 
-def multiply_tiles() -> str:
+def multiply_tiles(together: int = 1) -> str:
     """kernel(arguments, first, end): units are tiles, at most LARGEST_CHUNK of them; see MULTIPLY_FIELDS.
 
-    All blocks of x and all parts of W meet one chunk of tiles while it is in the cache. Results go through a buffer of
-    floats to `finish`, which adds the bias and rounds.
+    All blocks of x and all parts of W meet one chunk of tiles while it is in the cache, up to `together` blocks in a
+    call of a kernel. Results go through a buffer of floats to `finish`, which adds the bias and rounds.
     """
     f = Function("kernel", {"arguments": PTR, "first": I64, "end": I64})
     a = _fields(f, f.arg("arguments"), MULTIPLY_FIELDS)
     table = f.at(f.arg("arguments"), 8 * len(MULTIPLY_FIELDS))
-    results = f.stack(MOST_ROWS * ROW_STRIDE * 4)
+    results = f.stack(together * MOST_ROWS * ROW_STRIDE * 4)
     first_row = f.arg("first") * TILE_ROWS
     count = f.smaller(f.arg("end") * TILE_ROWS, a["n"]) - first_row
-    with f.loop(0, a["blocks"]) as blocks:
-        is_high, rows, row = _block_rows(f, blocks.index, a["high"], a["low"])
-        with f.loop(0, a["parts"]) as parts:
-            part = _fields(f, f.at(table, parts.index * (8 * len(PART_FIELDS))), PART_FIELDS)
-            function = f.select(is_high, part["function_high"], part["function_low"])
-            f.call_void(
-                function.name,
-                part["weight"],
-                *(f.at(part[name], row * part[f"{name}_row"]) for name in ("planes", "scales", "sums")),
-                results,
-                f.arg("first") * a["vectors"],
-                f.arg("end") * a["vectors"],
-            )
-        y = f.at(f.at(a["y"], row * a["y_stride"]), first_row * a["y_size"])
-        f.call_void(
-            a["finish"].name, results, rows, y, a["y_stride"], f.at(a["bias"], first_row * a["bias_size"]), count
-        )
+    zero = f.const(I64, 0)
+    for kind, begin, end in (("high", zero, a["high"]), ("low", a["high"], a["blocks"])):
+        with f.loop(begin, end, together) as blocks:
+            _, rows, row = _block_rows(f, blocks.index, a["high"], a["low"])
+            some = f.smaller(f.const(I64, together), end - blocks.index)
+            with f.loop(0, a["parts"]) as parts:
+                part = _fields(f, f.at(table, parts.index * (8 * len(PART_FIELDS))), PART_FIELDS)
+                f.call_void(
+                    part[f"function_{kind}"].name,
+                    part["weight"],
+                    *(f.at(part[name], row * part[f"{name}_row"]) for name in ("planes", "scales", "sums")),
+                    results,
+                    f.arg("first") * a["vectors"],
+                    f.arg("end") * a["vectors"],
+                    some,
+                )
+            y = f.at(f.at(a["y"], row * a["y_stride"]), first_row * a["y_size"])
+            bias = f.at(a["bias"], first_row * a["bias_size"])
+            f.call_void(a["finish"].name, results, rows * some, y, a["y_stride"], bias, count)
     return module([f], "")
 
 

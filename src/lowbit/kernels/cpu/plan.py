@@ -21,13 +21,16 @@ from lowbit.kernels.cpu.descriptors import Part, parts_of
 from lowbit.kernels.cpu.emitter import SIZE_BYTES
 from lowbit.kernels.cpu.engine import engine
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.matmul import MOST_ROWS, MatmulSpec, matmul, sum_factor
+from lowbit.kernels.cpu.matmul import matmul, sum_factor
+from lowbit.kernels.cpu.operands import MOST_ROWS, MatmulSpec
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing import PackedWeight
 from lowbit.packing.cpu_tile import TILE_ROWS
 
 TYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _PIECE_STEPS = 8  # steps of x prepared at a time: enough to pay for taking a piece
+TOGETHER = (16, 8, 4)  # blocks of rows of x that may share decoded weights: fewer save little
+SHARED_BYTES = 1 << 19  # of prepared x that blocks sharing weights may take
 _RECORD = driver.RECORD_BYTES // 8
 _scratch = threading.local()
 
@@ -48,9 +51,14 @@ def finish_address(isa: InstructionSet, y_type: str, bias_type: str | None) -> i
 
 
 @cache
+def multiply_address(together: int) -> int:
+    return engine().address(driver.multiply_tiles(together))
+
+
+@cache
 def shared_addresses() -> tuple[int, int]:
-    """Addresses of prepare_blocks and multiply_tiles."""
-    return engine().address(driver.prepare_blocks()), engine().address(driver.multiply_tiles())
+    """Addresses of prepare_blocks and multiply_tiles, for one block in a call."""
+    return engine().address(driver.prepare_blocks()), multiply_address(1)
 
 
 @cache
@@ -143,7 +151,8 @@ class Plan:
         tiles = -(-n // TILE_ROWS)
         threads = usable_threads()
         chunk = max(1, min(driver.LARGEST_CHUNK, tiles // (4 * threads)))
-        self._record(len(parts), shared_addresses()[1], tiles, chunk)
+        together = self._together(parts)
+        self._record(len(parts), multiply_address(together), tiles, chunk)
         types = self.types
         values = {
             "blocks": self.blocks, "high": self.high, "low": self.low, "n": n,
@@ -157,7 +166,9 @@ class Plan:
         self._bias = base + driver.MULTIPLY_FIELDS.index("bias")
         descriptor = len(self._words) + len(parts) * len(driver.PART_FIELDS)
         for index, (part, places) in enumerate(zip(parts, prepared, strict=True)):
-            high, low = (self._matmul_function(part, rows, index > 0) for rows in (self.low + 1, self.low))
+            high, low = (
+                self._matmul_function(part, rows, index > 0, together > 1) for rows in (self.low + 1, self.low)
+            )
             self._append(
                 driver.PART_FIELDS,
                 {"function_high": high or low, "function_low": low, "weight": 8 * descriptor, **places},
@@ -167,11 +178,19 @@ class Plan:
         for part in parts:
             self._words.extend(part.fields)
 
-    def _matmul_function(self, part: Part, rows: int, accumulate: bool) -> int:
+    def _together(self, parts: list[Part]) -> int:
+        """Blocks of rows that share what a kernel decodes: as many as their x fits in a cache. 1: they do not share."""
+        if self.blocks == 1 or any(part.mode != "fp32" for part in parts):
+            return 1
+        block_bytes = 4 * MOST_ROWS * max(part.steps.columns for part in parts)
+        return next((count for count in TOGETHER if count * block_bytes <= SHARED_BYTES), TOGETHER[-1])
+
+    def _matmul_function(self, part: Part, rows: int, accumulate: bool, shared: bool) -> int:
         if rows > MOST_ROWS or (rows > self.low and not self.high):
             return 0
         s = part.steps
-        return matmul_address(self._isa, MatmulSpec(part.format, part.mode, rows, s.step, s.tail, s.group, accumulate))
+        spec = MatmulSpec(part.format, part.mode, rows, s.step, s.tail, s.group, accumulate, shared)
+        return matmul_address(self._isa, spec)
 
     def _append(self, names: tuple[str, ...], values: dict[str, int]) -> None:
         for name in names:

@@ -10,9 +10,9 @@ from lowbit.formats import WeightFormat
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.cpu.decode import LINE_BYTES, Block, FloatDecoder
 from lowbit.kernels.cpu.emitter import Emitter
+from lowbit.kernels.cpu.float_products import remaining_gain, unscaled_weights
 from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.matmul import remaining_gain, unscaled_weights
 from lowbit.kernels.cpu.scales import GroupScales, field, group_indices
 from lowbit.kernels.cpu.steps import Steps
 from lowbit.packing.cpu_tile import BLOCK_COLUMNS, QUADS, TILE_ROWS
