@@ -11,18 +11,59 @@ Source: IST-DASLab's Marlin and AutoAWQ 0.2.9 (WQLinear_Marlin), whose output th
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from lowbit.checkpoint.streams import unpack_rows
+from lowbit.kernels.cpu.emitter import Emitter
+from lowbit.kernels.cpu.engine import unavailable
+from lowbit.kernels.cpu.ir import I64, PTR, vector
+from lowbit.kernels.cpu.isa import InstructionSet, best
+from lowbit.kernels.cpu.repack import function, shuffled
 
 ROWS, COLUMNS = 64, 16  # of a tile
 SINGLE_ORDER = (0, 1, 8, 9, 16, 17, 24, 25)  # of scales, where a row has one
 
 
+FEW_WORDS = 1 << 14  # are not worth compiled code
+
+
+@cache
+def unpack(isa: InstructionSet) -> str:
+    """kernel(words, width, codes, tiles, strips): words [tiles, width] -> codes [64 strips, 16 tiles].
+
+    Sixteen words (i mod 4, j) at a time: for each of two halves (e / 4) a nibble of each byte pair is kept, and what
+    belongs to one row, four words and two nibbles of each in both places of (e / 2) mod 2, comes together: 16 columns.
+    """
+    f = Emitter(isa, {"words": PTR, "width": I64, "codes": PTR, "tiles": I64, "strips": I64})
+    lanes, columns = vector("i32", 16), f.arg("tiles") * COLUMNS
+    places = [
+        64 * upper + 4 * (4 * word + j) + 2 * second
+        for j in range(4) for upper in range(2) for word in range(4) for second in range(2)
+    ]  # fmt: skip
+    with f.loop(0, f.arg("strips")) as strip, f.loop(0, f.arg("tiles")) as tile:
+        source = f.at(f.arg("words"), (tile.index * f.arg("width") + strip.index * 128) * 4)
+        target = f.at(f.arg("codes"), strip.index * ROWS * columns + tile.index * COLUMNS)
+        for row in range(8):
+            x = f.load(lanes, f.at(source, 64 * row), 4)
+            for half in range(2):
+                pair = [f.bytes_of((x >> (8 * half + 4 * upper)) & 0x000F000F) for upper in range(2)]
+                ordered = shuffled(f, pair[0], pair[1], places)
+                for j in range(4):
+                    line = f.slice_lanes(ordered, 16 * j, 16)
+                    f.store(line, f.at(target, columns * (16 * j + 8 * half + row)))
+    return f.build()
+
+
 def unpack_marlin(words: Tensor) -> Tensor:
     """int32 [k/16, 2n] -> codes uint8 [n, k]; n a multiple of 64."""
     tiles, width = words.shape
+    if words.numel() >= FEW_WORDS and words.is_contiguous() and not unavailable():
+        codes = torch.empty(width // 2, tiles * COLUMNS, dtype=torch.uint8)
+        function(unpack(best()), 5)(words.data_ptr(), width, codes.data_ptr(), tiles, width // 2 // ROWS)
+        return codes
     n, k = width // 2, tiles * COLUMNS
     source = words.reshape(tiles, n // ROWS, 8, 4, 4)  # R, B, i / 4, i mod 4, j
     lines = torch.empty(n // ROWS, 4, 2, 8, tiles, 2, dtype=torch.int32)  # B, j, e / 4, i / 4, R, (e / 2) mod 2

@@ -1,4 +1,4 @@
-"""Compiled moves put every bit where the layouts put it: all instruction sets that are here, sizes that end anywhere."""
+"""Compiled moves put every bit where the layouts put it, on all instruction sets here, for sizes that end anywhere."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lowbit.checkpoint.awq.compiled import unpack_nibbles, unpack_tiles
+
 GEMM_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each output
 FAST_ROWS, FAST_COLUMNS = 4, 64  # of a tile
 
@@ -19,15 +21,25 @@ FAST_ROWS, FAST_COLUMNS = 4, 64  # of a tile
 def unpack_gemm(words: Tensor) -> Tensor:
     """int32 [rows, n/8] -> codes uint8 [n, rows]."""
     rows, width = words.shape
-    data = words.contiguous().view(torch.uint8).T.contiguous().view(width, 4, rows)  # byte j has nibbles 2j, 2j + 1
     codes = torch.empty(width, 8, rows, dtype=torch.uint8)
+    outputs, done = unpack_nibbles(words, codes, GEMM_ORDER)
+    if outputs < 8 * width:
+        _unpack_gemm(words[:, outputs // 8 :], codes[outputs // 8 :])
+    if done < rows:
+        _unpack_gemm(words[done:], codes[:, :, done:])
+    return codes.view(8 * width, rows)
+
+
+def _unpack_gemm(words: Tensor, codes: Tensor) -> None:
+    """int32 [rows, width] -> codes uint8 [width, 8, rows], written."""
+    rows, width = words.shape
+    data = words.contiguous().view(torch.uint8).T.contiguous().view(width, 4, rows)  # byte j has nibbles 2j, 2j + 1
     for output, nibble in enumerate(GEMM_ORDER):
         byte = data[:, nibble // 2]
         if nibble % 2:
             torch.bitwise_right_shift(byte, 4, out=codes[:, output])
         else:
             torch.bitwise_and(byte, 15, out=codes[:, output])
-    return codes.view(8 * width, rows)
 
 
 def unpack_fast(words: Tensor) -> Tensor:
@@ -39,6 +51,8 @@ def unpack_fast(words: Tensor) -> Tensor:
     quarters, k = words.shape
     source = words.reshape(quarters, k // FAST_COLUMNS, FAST_ROWS, 2, 8)  # R, B, r, h, c
     codes = torch.empty(quarters, FAST_ROWS, k // FAST_COLUMNS, 2, 4, 8, dtype=torch.uint8)  # R, r, B, h, t, c
+    if unpack_tiles(words, codes):
+        return codes.view(quarters * FAST_ROWS, k)
     for t in range(4):
         codes[:, :, :, :, t] = ((source >> (4 * t)) & 15).permute(0, 2, 1, 3, 4)
     return codes.view(quarters * FAST_ROWS, k)

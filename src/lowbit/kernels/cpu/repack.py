@@ -31,7 +31,7 @@ _I8 = Type("i8")
 _STEP_COLUMNS = 4  # of reorder
 
 
-def _shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
+def shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
     """Lanes of a and b, which count on from those of a."""
     kind = vector(a.type.item, len(places))
     mask = ", ".join(f"i32 {place}" for place in places)
@@ -52,7 +52,7 @@ def unpack(isa: InstructionSet, bits: int) -> str:
     with f.loop(0, f.arg("steps")) as loop:
         raw = f.load(vector("i8", size), f.at(f.arg("stream"), loop.index * size))
         places = [run * bits + byte if byte < bits else size for run in range(_EIGHTS) for byte in range(8)]
-        x = _shuffled(f, raw, f.zero(raw.type), places).cast("bitcast", lanes)
+        x = shuffled(f, raw, f.zero(raw.type), places).cast("bitcast", lanes)
         for lane in (32, 16, 8):
             used = bits * lane // 8
             upper = x & f.const(lanes, _every(2 * lane, used, used))
@@ -88,7 +88,7 @@ def _folded(f: Emitter, x: Value, plane: int) -> Value:
         x = x | (x >> (32 - used))  # the upper four digits of a lane come beside the lower four
         count = x.type.lanes
         pairs = x.cast("bitcast", vector("i32", 2 * count))
-        words = _shuffled(f, pairs, pairs, list(range(0, 2 * count, 2)))
+        words = shuffled(f, pairs, pairs, list(range(0, 2 * count, 2)))
         used *= 2
         if used < 8:
             x = words.cast("bitcast", vector("i64", count // 2))
@@ -118,7 +118,7 @@ def reorder(isa: InstructionSet) -> str:
 
 
 @cache
-def _function(text: str, arguments: int) -> Callable[..., None]:
+def function(text: str, arguments: int) -> Callable[..., None]:
     """A kernel as a function of 64-bit integers; the interpreter's lock is released while it runs."""
     kind: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)
     function: Callable[..., None] = kind(engine().address(text))
@@ -132,14 +132,14 @@ class CompiledMover:
         if bits == 8 or unavailable() or not (stream.is_contiguous() and codes.is_contiguous()):
             return 0
         steps = min(stream.numel() // (_EIGHTS * bits), codes.numel() // (8 * _EIGHTS))
-        _function(unpack(best(), bits), 3)(stream.data_ptr(), codes.data_ptr(), steps)
+        function(unpack(best(), bits), 3)(stream.data_ptr(), codes.data_ptr(), steps)
         return steps * 8 * _EIGHTS
 
     def pack_tiles(self, codes: Tensor, bits: int, words: Tensor) -> int:
         rows, columns = codes.shape
         if unavailable() or columns % 32 or codes.stride(1) != 1 or not words.is_contiguous():
             return 0
-        kernel = _function(pack(best(), bits), 4)
+        kernel = function(pack(best(), bits), 4)
         stride = codes.stride(0)
         for tile in range(rows // 16):
             kernel(codes.data_ptr() + 16 * tile * stride, stride, words[tile].data_ptr(), columns // 32)
@@ -153,7 +153,7 @@ def reorder_columns(codes: Tensor, order: Tensor) -> Tensor:
         return codes[:, order]
     out = torch.empty_like(codes)
     places = order.to(torch.int32)
-    _function(reorder(best()), 5)(codes.data_ptr(), out.data_ptr(), places.data_ptr(), n, k)
+    function(reorder(best()), 5)(codes.data_ptr(), out.data_ptr(), places.data_ptr(), n, k)
     return out
 
 

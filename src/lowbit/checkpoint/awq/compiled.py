@@ -1,0 +1,94 @@
+"""The unpacking of layouts.py in compiled code, for what is large: the same codes, many times faster than in torch.
+
+nibbles   blocks of 16 bytes by 16 rows are transposed in registers (four perfect shuffles); each byte then gives a
+          stretch of 16 codes to each of two outputs
+tiles     16 bytes of gemv_fast are 32 neighbouring codes of one row: even bytes hold the first and second eight,
+          odd bytes the third and fourth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.cpu.emitter import Emitter
+from lowbit.kernels.cpu.engine import unavailable
+from lowbit.kernels.cpu.ir import I64, PTR, Value, vector
+from lowbit.kernels.cpu.isa import InstructionSet, best
+from lowbit.kernels.cpu.repack import function, shuffled
+
+BLOCK = 16  # rows of words, and bytes
+FEW_BYTES = 1 << 16
+_BYTES = vector("i8", BLOCK)
+
+
+@cache
+def nibbles(isa: InstructionSet, order: Sequence[int]) -> str:
+    """kernel(words, stride, codes, rows, blocks, row_blocks) for words of eight nibbles, output j in nibble order[j].
+
+    words: `stride` bytes a row; codes: [outputs, rows]; blocks of 16 bytes (32 outputs) by row_blocks of 16 rows.
+    """
+    names = ("words", "stride", "codes", "rows", "blocks", "row_blocks")
+    f = Emitter(isa, {name: PTR if name in {"words", "codes"} else I64 for name in names})
+    with f.loop(0, f.arg("blocks")) as across, f.loop(0, f.arg("row_blocks")) as down:
+        source = f.at(f.arg("words"), down.index * BLOCK * f.arg("stride") + across.index * BLOCK)
+        x = [f.load(_BYTES, f.at(source, f.arg("stride") * i)) for i in range(BLOCK)]
+        for _ in range(4):
+            x = [half for a, b in zip(x[:8], x[8:], strict=True) for half in _interleaved(f, a, b)]
+        target = f.at(f.arg("codes"), across.index * (2 * BLOCK) * f.arg("rows") + down.index * BLOCK)
+        for byte in range(BLOCK):
+            word, pair = divmod(byte, 4)
+            for upper in range(2):
+                row = 8 * word + order.index(2 * pair + upper)
+                code = x[byte] >> 4 if upper else x[byte] & 15
+                f.store(code, f.at(target, f.arg("rows") * row))
+    return f.build()
+
+
+def _interleaved(f: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    """a0 b0 a1 b1 ... and the upper half likewise."""
+    half = BLOCK // 2
+    low = [place for i in range(half) for place in (i, BLOCK + i)]
+    return shuffled(f, a, b, low), shuffled(f, a, b, [place + half for place in low])
+
+
+@cache
+def tiles(isa: InstructionSet) -> str:
+    """kernel(words, codes, columns, quarters): gemv_fast's words [quarters, columns] -> codes [4 quarters, columns]."""
+    f = Emitter(isa, {"words": PTR, "codes": PTR, "columns": I64, "quarters": I64})
+    columns = f.arg("columns")
+    with f.loop(0, f.arg("quarters")) as quarter, f.loop(0, columns, 64) as tile:
+        source = f.at(f.arg("words"), (quarter.index * columns + tile.index) * 2)
+        target = f.at(f.arg("codes"), quarter.index * 4 * columns + tile.index)
+        for row in range(4):
+            for half in range(2):
+                x = f.load(_BYTES, f.at(source, 32 * row + 16 * half))
+                split = [(x & 15, 0), (x >> 4, 0), (x & 15, 1), (x >> 4, 1)]
+                eights = [shuffled(f, part, part, list(range(odd, BLOCK, 2))) for part, odd in split]
+                pairs = [shuffled(f, eights[i], eights[i + 1], list(range(16))) for i in (0, 2)]
+                code = shuffled(f, pairs[0], pairs[1], list(range(32)))
+                f.store(code, f.at(target, columns * row + 32 * half))
+    return f.build()
+
+
+def unpack_nibbles(words: Tensor, codes: Tensor, order: Sequence[int]) -> tuple[int, int]:
+    """words int32 [rows, width], contiguous -> codes uint8 [8 width, rows]. Returns (outputs, rows) that are done."""
+    rows, width = words.shape
+    if unavailable() or words.numel() < FEW_BYTES // 4 or not words.is_contiguous():
+        return 0, 0
+    blocks, row_blocks = width // 4, rows // BLOCK
+    kernel = function(nibbles(best(), tuple(order)), 6)
+    kernel(words.data_ptr(), 4 * width, codes.data_ptr(), rows, blocks, row_blocks)
+    return 32 * blocks, BLOCK * row_blocks
+
+
+def unpack_tiles(words: Tensor, codes: Tensor) -> bool:
+    """words int16 [n/4, k], contiguous -> codes uint8 [n, k]. Returns whether it was done."""
+    quarters, columns = words.shape
+    if unavailable() or words.numel() < FEW_BYTES // 2 or not words.is_contiguous() or words.dtype != torch.int16:
+        return False
+    function(tiles(best()), 4)(words.data_ptr(), codes.data_ptr(), columns, quarters)
+    return True
