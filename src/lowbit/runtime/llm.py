@@ -29,7 +29,8 @@ Prompt = str | Sequence[int]
 class LLM:
     """A language model that is ready to run.
 
-    source: a directory, a .gguf or .safetensors file, a hub id, or an open Checkpoint.
+    source: what open_checkpoint takes (a directory, a .gguf or .safetensors file, a hub id, "smollm2"), or an open
+        Checkpoint.
     device: "auto" is the first CUDA device if there is one, else the CPU.
     dtype: of activations and unquantized weights. "auto" is what the checkpoint's config says (the norms' dtype if it
         says nothing), but float32 where it says float16 and the device is a CPU, which computes float16 slowly.

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from lowbit.checkpoint.base import TokenizerData
+from lowbit.checkpoint.bos import prepend_bos
 from lowbit.checkpoint.files import MAX_TEXT_BYTES
 from lowbit.checkpoint.gguf.container import DAMAGED, GGUFFile
 from lowbit.errors import CheckpointError
@@ -110,15 +111,6 @@ def build_tokenizer(file: GGUFFile) -> TokenizerData:
         add_bos=add_bos and bos is not None,
         bos_token="" if bos is None else vocabulary.tokens[bos],
         eos_token="" if eos is None else vocabulary.tokens[eos],
-    )
-
-
-def prepend_bos(tokenizer: Tokenizer, token: str, token_id: int) -> None:
-    """Let `encode` put the token in front of every text (in place)."""
-    from tokenizers import processors
-
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", token, "$B:1"], special_tokens=[(token, token_id)]
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.checkpoint.base import TokenizerData
+from lowbit.checkpoint.bos import prepend_bos
 from lowbit.checkpoint.files import MAX_JSON_BYTES, MAX_TEXT_BYTES, read_json, read_text
 from lowbit.errors import CheckpointError
 
@@ -76,8 +77,6 @@ def _settle_bos(tokenizer: Any, settings: Mapping[str, Any], token: str, token_i
     first = tokenizer.encode("a").ids[:1] == [token_id]
     if isinstance(wanted, bool) and wanted != first:
         from tokenizers import processors
-
-        from lowbit.checkpoint.gguf.tokenizer import prepend_bos
 
         if wanted:
             prepend_bos(tokenizer, token, token_id)
