@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lowbit import LLM
 from lowbit.cli import env
@@ -69,3 +70,13 @@ def test_env_names_versions_kernels_and_caches(lowbit: Run) -> None:
     text = lowbit("env").out
     assert all(package in text for package in env.PACKAGES)
     assert json.dumps(data).count("not installed") == text.count("not installed")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_explain_for_a_device_that_is_not_here_names_each_family_once(lowbit: Run) -> None:
+    done = lowbit("explain", "int4_g64", "--device", "cuda")
+    told = [line.split()[1].rstrip(":") for line in done.out.splitlines() if line.startswith("  not ")]
+    assert len(told) == len(set(told)) > 1
+    assert "  not hopper: torch sees no CUDA device" in done.out.splitlines()
+    as_json = lowbit("explain", "int4_g64", "--device", "cuda", "--json").json
+    assert not any("not hopper" in line for line in as_json["explanation"])

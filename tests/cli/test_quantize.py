@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,20 @@ def test_a_name_that_is_taken(model: str, lowbit: Run, tmp_path: Path) -> None:
     assert done.code == 1
     assert f"{tmp_path} exists and is not an empty directory" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_being_asked_to_end_leaves_nothing_behind(
+    model: str, lowbit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM while the last file is being written."""
+
+    def terminate(*_: object) -> None:
+        assert [p.name for p in tmp_path.glob(".out.*.partial")]
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("lowbit.checkpoint.compressed_tensors.writer.write_sidecars", terminate)
+    before = signal.getsignal(signal.SIGTERM)
+    done = lowbit("quantize", model, str(tmp_path / "out"))
+    assert (done.code, done.out) == (143, "")
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before

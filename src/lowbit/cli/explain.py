@@ -53,10 +53,12 @@ def command(
         if (reason := get_family(name).legal(None, problem)) is not None:
             reasons.append(f"{name}: {reason}")
             continue
-        text = explain(problem, backend)
+        # of families passed over already, explain() would say that they read another layout than this family's
+        passed = tuple(f"  not {reason.partition(':')[0]}:" for reason in reasons)
+        lines = [line for line in explain(problem, backend).splitlines() if not (passed and line.startswith(passed))]
         if json:
-            show_json({"problem": str(problem), "explanation": text.splitlines(), "passed_over": reasons})
+            show_json({"problem": str(problem), "explanation": lines, "passed_over": reasons})
         else:
-            show(text, *(f"  not {reason}" for reason in reasons))
+            show(*lines, *(f"  not {reason}" for reason in reasons))
         return
     raise UnsupportedConfig(f"no kernel serves {form}, {n} x {k}, on {device}: {'; '.join(reasons)}")

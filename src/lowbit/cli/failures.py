@@ -1,6 +1,7 @@
 """From an exception to an exit code and a line on stderr.
 
 0 done   1 it failed   2 the command line is wrong   130 interrupted (Ctrl-C)   141 the reader of stdout went away
+143 asked to end (SIGTERM)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import typer
 from lowbit.cli.console import printable
 from lowbit.errors import LowbitError, UsageError
 
-FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+FAILED, USAGE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 
 class Stopped(Exception):

@@ -7,8 +7,11 @@ that help appears at once.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Annotated
 
@@ -52,7 +55,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback(
     epilog="Every command explains itself: `lowbit quantize --help`. Exit codes: 0 done, 1 it failed, 2 the command "
-    "line is wrong, 130 interrupted.",
+    "line is wrong, 130 interrupted, 143 terminated.",
 )
 def lowbit(
     version: Annotated[
@@ -77,6 +80,23 @@ def _wait_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Being asked to end (SIGTERM) is like Ctrl-C: what is half written is removed first."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(failures.TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (None: the process's). Returns the exit code; never raises."""
     _wait_briefly()
@@ -86,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_what_is_closed()
         warn_in_one_line()
         _replace_what_cannot_be_written()
-        code = typer.main.get_command(app).main(args=typed, prog_name="lowbit", standalone_mode=False)
+        with _ending_in_order():
+            code = typer.main.get_command(app).main(args=typed, prog_name="lowbit", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         return failures.report(error, debug="--debug" in options_only)
