@@ -23,7 +23,8 @@ R = TypeVar("R")
 def each(work: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
     """[work(item) for item in items], on a CPU by as many threads as torch uses (never more than there are cores).
 
-    `work` sees the caller's inference mode and no gradients. The first exception is raised, after all work ended.
+    `work` sees the caller's inference mode and no gradients. The first exception is raised, after what is being
+    worked on, and no more, has ended.
     """
     before = torch.get_num_threads()
     count = min(before, usable_cores(), len(items))
@@ -43,6 +44,10 @@ def each(work: Callable[[T], R], items: Sequence[T], device: torch.device) -> li
 
     with ThreadPoolExecutor(count, "lowbit", start) as pool:
         futures = [pool.submit(one, item) for item in items]
-        ready.wait()
-        torch.set_num_threads(before)
-    return [future.result() for future in futures]
+        try:
+            ready.wait()
+            torch.set_num_threads(before)
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
