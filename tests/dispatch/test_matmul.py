@@ -13,7 +13,7 @@ import lowbit
 from lowbit.dispatch import SlowPathWarning, choose
 from lowbit.dispatch.choose import _report
 from lowbit.dispatch.matmul import _handles
-from lowbit.errors import UnsupportedConfig
+from lowbit.errors import LayoutError, UnsupportedConfig
 from lowbit.formats import quantize
 from lowbit.kernels import FAMILIES
 from lowbit.packing import TENSORS, PackedWeight
@@ -167,3 +167,12 @@ def test_pack_takes_the_layout_of_the_kernel_that_will_run() -> None:
     choice = choose(lowbit.Problem.of(packed))
     assert packed.layout == choice.family.layout(q.format, "cpu")
     assert next(iter(FAMILIES)) == choice.family.name or choice.passed
+
+
+def test_pack_takes_no_float_weight() -> None:
+    with pytest.raises(LayoutError) as error:
+        lowbit.pack(torch.randn(8, 32))  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "pack takes a QuantizedTensor, not a Tensor: quantize the weight first, such as "
+        'pack(quantize(weight, "int4_g64"))'
+    )

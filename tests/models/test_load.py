@@ -276,3 +276,10 @@ def test_biases_of_zeros_that_quantizers_add_are_nothing(values: dict[str, Any],
         load_model(in_memory(values | {name: torch.tensor([0.0] * 23 + [1.0])}, CONFIG))
     with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.other\.bias left over"):
         load_model(in_memory(values | {"model.layers.0.mlp.other.bias": torch.zeros(24)}, CONFIG))
+
+
+def test_what_no_kernel_serves_is_named(values: dict[str, Any], in_memory: Build) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    values = values | {name: quantize(torch.ones(24, 16), "int4_flat48")}
+    with pytest.raises(ModelError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight cannot be packed: no kernel serves"):
+        load_model(in_memory(values, CONFIG), backend="cpu")

@@ -94,9 +94,13 @@ def test_state_dict_round_trip(tmp_path: Path) -> None:
     assert torch.equal(source(x), third(x))
 
 
-def test_state_of_another_format_is_refused() -> None:
+@pytest.mark.parametrize("other", ["int3_g32_sfp32_asym", "int4_g32_asym"])
+def test_state_of_another_format_is_refused_before_anything_is_copied(other: str) -> None:
+    module, source = linear(other), linear()
+    before = {name: tensor.clone() for name, tensor in module.named_buffers()}
     with pytest.raises(FormatError, match="build the module from the same format, layout and shape"):
-        linear("int3_g32_sfp32_asym").load_state_dict(linear().state_dict())
+        module.load_state_dict(source.state_dict(), strict=False)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.named_buffers())
 
 
 def test_inside_a_larger_module() -> None:
@@ -135,3 +139,24 @@ def test_convert_swaps_by_name() -> None:
         convert(model, {"gate": "int4_g32"})
     with pytest.raises(UsageError, match=r"the model is itself a linear.*use Linear\.from_float"):
         convert(torch.nn.Linear(64, 32), {"": "int4_g32"})
+
+
+def test_a_linear_with_several_names_is_swapped_under_all() -> None:
+    shared = torch.nn.Linear(64, 32)
+    model = torch.nn.ModuleDict({"a": shared, "b": torch.nn.ModuleDict({"c": shared}), "d": torch.nn.Linear(64, 32)})
+    assert convert(model, {"c": "int8", "a|b": "int4_g32"}, backend="reference") == ["a", "b.c"]
+    assert model["a"] is model["b"]["c"]
+    assert str(model["a"].description.format) == "int4_g32"  # of the first name
+    assert isinstance(model["d"], torch.nn.Linear)
+
+
+def test_convert_leaves_linears_alone_that_are_read_without_being_called() -> None:
+    model = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(32, 2), "up": torch.nn.Linear(32, 32)})
+    with pytest.raises(UsageError) as error:
+        convert(model, {"": "int4_g32"})
+    assert str(error.value) == (
+        "attention.out_proj belongs to a torch.nn.MultiheadAttention, which reads its weight without calling it: let "
+        "no pattern match it"
+    )
+    assert isinstance(model["up"], torch.nn.Linear)  # nothing was swapped
+    assert convert(model, {"up": "int4_g32"}, backend="reference") == ["up"]

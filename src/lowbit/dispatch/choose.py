@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from lowbit.dispatch.tuned import tuned_config
-from lowbit.errors import UnsupportedConfig
+from lowbit.errors import LayoutError, UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
 from lowbit.packing import PackedWeight, pack_as
@@ -127,6 +127,12 @@ def pack(
     Blocks (fp8_e4m3_block128x128) that no kernel multiplies are packed as groups along k with the scales of a block
     repeated for its rows, which is the same weight in about 0.25 more bits a weight.
     """
+    given: object = q
+    if not isinstance(given, QuantizedTensor):
+        raise LayoutError(
+            f"pack takes a QuantizedTensor, not a {type(given).__name__}: quantize the weight first, such as "
+            'pack(quantize(weight, "int4_g64"))'
+        )
     target = torch.device(device) if device is not None else q.device
     if layout is None:
         q, layout = _servable(q, target.type, backend)

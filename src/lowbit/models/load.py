@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lowbit.checkpoint import CACHE_PARTS, Checkpoint
 from lowbit.dispatch import pack
-from lowbit.errors import ModelError
+from lowbit.errors import LowbitError, ModelError
 from lowbit.formats import QuantizedTensor, WeightFormat
 from lowbit.models.decoder import Decoder
 from lowbit.models.families import model_config
@@ -124,7 +124,10 @@ def _fill(
     weight = values["weight"]
     plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
     if isinstance(weight, QuantizedTensor):
-        packed = pack(weight, device=device, backend=backend)
+        try:
+            packed = pack(weight, device=device, backend=backend)
+        except LowbitError as error:
+            raise ModelError(f"{path}.weight cannot be packed: {error}") from error
         if isinstance(module, nn.Embedding):
             model.set_submodule(path, Embedding(packed, dtype=dtype))
         else:

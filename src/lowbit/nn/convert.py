@@ -16,23 +16,33 @@ def convert(model: nn.Module, formats: Mapping[str, str | WeightFormat], *, back
     """Replace, in place, every torch.nn.Linear whose name a pattern matches with a lowbit.nn.Linear.
 
     formats: regular expression (searched in the module's dotted name) -> format; the first match wins.
-    Returns the names replaced. Raises UsageError for a model that is itself a linear, and when a pattern matches no
-    linear, so that a typing error shows.
+    Returns the names replaced. A linear that has several names is replaced under all of them by one module, with the
+    format of its first name that a pattern matches. Raises UsageError for a model that is itself a linear, for a linear
+    whose owner reads its weight without calling it (torch.nn.MultiheadAttention.out_proj), and when a pattern matches
+    no linear, so that a typing error shows.
     """
     if isinstance(model, nn.Linear):
         raise UsageError("the model is itself a linear, with no module to swap it in: use Linear.from_float")
-    replaced: list[str] = []
+    linears = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)]
+    chosen: dict[nn.Linear, str | WeightFormat] = {}
     unused = set(formats)
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear):
+    for name, module in linears:
+        pattern = next((pattern for pattern in formats if re.search(pattern, name)), None)
+        if pattern is None:
             continue
-        for pattern, fmt in formats.items():
-            if re.search(pattern, name):
-                parent = model.get_submodule(name.rpartition(".")[0])
-                setattr(parent, name.rpartition(".")[2], Linear.from_float(module, fmt, backend=backend))
-                unused.discard(pattern)
-                replaced.append(name)
-                break
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.MultiheadAttention):
+            raise UsageError(
+                f"{name} belongs to a torch.nn.MultiheadAttention, which reads its weight without calling it: let no "
+                "pattern match it"
+            )
+        unused.discard(pattern)
+        chosen.setdefault(module, formats[pattern])
     if unused:
         raise UsageError(f"patterns {sorted(unused)} match no linear: the names are those of model.named_modules()")
-    return replaced
+    packed = {module: Linear.from_float(module, fmt, backend=backend) for module, fmt in chosen.items()}
+    replaced = [(name, packed[module]) for name, module in linears if module in packed]
+    for name, linear in replaced:
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, linear)
+    return [name for name, _ in replaced]

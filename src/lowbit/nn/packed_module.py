@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from lowbit.errors import FormatError
 from lowbit.packing import TENSORS, Description, PackedWeight
@@ -56,14 +57,18 @@ class PackedModule(nn.Module):
         return tuple(self.description)
 
     def set_extra_state(self, state: Any) -> None:
+        """Raises FormatError for the state of another weight."""
         if tuple(state) != tuple(self.description):
             raise FormatError(
                 f"state of a weight {tuple(state)[:4]} loaded into one of {tuple(self.description)[:4]}: build the "
                 "module from the same format, layout and shape"
             )
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        key = f"{prefix}{_EXTRA_STATE_KEY_SUFFIX}"
+        if key in state_dict:  # torch would ask only after it copied the tensors
+            self.set_extra_state(state_dict[key])
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._weight = None
 
     def extra_repr(self) -> str:
