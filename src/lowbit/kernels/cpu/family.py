@@ -15,7 +15,7 @@ from torch import Tensor
 from lowbit.formats import WeightFormat
 from lowbit.kernels.cpu import engine, repack
 from lowbit.kernels.cpu.isa import best, instruction_set
-from lowbit.kernels.cpu.matmul import dot_reason
+from lowbit.kernels.cpu.matmul import dot_reason, floats_are_faster
 from lowbit.kernels.cpu.plan import TYPE_NAMES, Plan, Types
 from lowbit.kernels.cpu.steps import steps_of
 from lowbit.kernels.family import KernelFamily
@@ -62,8 +62,10 @@ class CpuFamily(KernelFamily):
         return None
 
     def default(self, problem: Problem) -> CpuConfig:
-        exact = problem.x_dtype == torch.float32 and self._integer_mode != "a8"
-        return CpuConfig(self.name, best().name, "fp32" if exact else self._integer_mode)
+        isa, mode = best(), self._integer_mode
+        if mode != "a8" and (problem.x_dtype == torch.float32 or floats_are_faster(isa, problem.format)):
+            mode = "fp32"
+        return CpuConfig(self.name, isa.name, mode)
 
     def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(config, CpuConfig)

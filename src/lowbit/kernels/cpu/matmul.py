@@ -31,7 +31,7 @@ from lowbit.kernels.cpu.operands import ROW_STRIDE, MatmulSpec, Operands
 from lowbit.kernels.cpu.scales import GroupScales, field
 from lowbit.packing.cpu_tile import QUADS, TILE_ROWS
 
-__all__ = ["MatmulSpec", "dot_reason", "matmul", "sum_factor"]
+__all__ = ["MatmulSpec", "dot_reason", "floats_are_faster", "matmul", "sum_factor"]
 
 
 def sum_factor(fmt: WeightFormat) -> int:
@@ -67,6 +67,15 @@ def matmul(isa: InstructionSet, spec: MatmulSpec) -> str:
         operands = Operands(f, spec, start, GroupScales(f, spec.format, weight, tile, part))
         products.vector(operands, f.at(f.arg("y"), (loop.index - f.arg("first")) * (f.lanes * 4)), steps)
     return f.build()
+
+
+def floats_are_faster(isa: InstructionSet, fmt: WeightFormat) -> bool:
+    """Whether two planes of x cost more than float32 does: integers of 8 bits where products are summed in 16.
+
+    They go as two nibbles, times two planes (benchmarks/many_rows.py). For any number of rows, so that a row has the
+    same bits in each.
+    """
+    return isa.dot == "maddubs" and fmt.bits == 8 and dot_reason(fmt) is None
 
 
 @dataclass
