@@ -58,6 +58,17 @@ def test_prints_a_table_and_how_it_was_made(model: str, text: str, lowbit: Run, 
         assert said in done.out
 
 
+@pytest.mark.usefixtures("short")
+def test_a_text_that_is_too_short_is_said(model: str, lowbit: Run, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("word " * 30)
+    output = str(tmp_path / "demo")
+    done = lowbit("demo", "--model", model, "--text", str(tmp_path / "text"), "--windows", "3", "-o", output)
+    assert done.code == 0, done.err
+    sentence = "the text has 150 tokens, too few for 3 windows of 64: a perplexity of so little text is uncertain"
+    assert f"warning: {sentence}" in done.err
+    assert sentence in " ".join(done.out.split())
+
+
 def test_a_place_that_cannot_be_written_is_found_out_at_once(lowbit: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     done = lowbit("demo", "--model", "/nowhere", "-o", str(tmp_path / "file" / "demo"))

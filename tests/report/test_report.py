@@ -16,7 +16,7 @@ from rich.console import Console
 from lowbit.errors import LowbitError, UsageError
 from lowbit.report import FormatResult, QualityReport, plot_quality, quality_table, sentences_table
 from lowbit.report.plots import quality_figure
-from lowbit.report.tables import bytes_text, number, remark, shorten
+from lowbit.report.tables import bytes_text, legend, number, remark, shorten
 
 
 def row(name: str, bits: float, perplexity: float, sentence: str = "Things fall.") -> FormatResult:
@@ -69,9 +69,9 @@ def test_what_is_no_report(text: str) -> None:
         QualityReport.from_json(text)
 
 
-def test_beyond_three_times_the_baseline_a_row_needs_calibration(report: QualityReport) -> None:
-    just = replace(report.results[1], perplexity=60.0)
-    over = replace(report.results[1], perplexity=60.01)
+def test_beyond_one_and_a_half_times_the_baseline_a_row_needs_calibration(report: QualityReport) -> None:
+    just = replace(report.results[1], perplexity=30.0)
+    over = replace(report.results[1], perplexity=30.01)
     nan = replace(report.results[1], perplexity=math.nan)
     assert [report.needs_calibration(r) for r in (just, over, nan)] == [False, True, True]
     assert [remark(report, r) for r in report.results] == [
@@ -164,3 +164,21 @@ def test_without_matplotlib_the_extra_is_named(
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(LowbitError, match=r'pip install "lowbit\[plots\]"'):
         plot_quality(report, tmp_path / "plot.png")
+
+
+def test_speeds_of_runs_far_apart_are_marked(report: QualityReport) -> None:
+    assert "?" not in printed(quality_table(report), legend(report))
+    steady, far = replace(report.results[1], speed_spread=0.2), replace(report.results[1], speed_spread=0.21)
+    assert not steady.disturbed
+    marked = replace(report, results=(report.results[0], far))
+    text = printed(quality_table(marked), legend(marked))
+    assert "1000 ?" in text and "100.0 ?" in text
+    assert "?: disturbed, repeated runs differed by more than 20 %: the machine had other work" in text
+    assert [r["disturbed"] for r in json.loads(marked.to_json())["results"]] == [False, True]
+    assert QualityReport.from_json(marked.to_json()) == marked
+
+
+def test_two_and_a_half_times_the_perplexity_needs_calibration(report: QualityReport) -> None:
+    assert remark(report, row("int3", 4.5, 50.0)) == "needs calibration"
+    assert remark(report, row("int3", 4.5, 29.9)) == "+49.5 % perplexity"
+    assert "more than 1.5 times the baseline's perplexity" in legend(report)

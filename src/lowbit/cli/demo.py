@@ -59,18 +59,30 @@ def command(
     read = read_text(text, windows * WINDOW)
     ids = encode(checkpoint.tokenizer().tokenizer, read)
     plan = Plan(ids, WINDOW, windows, PROMPT, device, dtype, backend)
+    if sentence := few(len(ids), windows):
+        note(f"warning: {sentence}")
     start = time.perf_counter()
     report = compare(checkpoint, model, read.source + ("" if read.complete else ", the beginning"), plan)
     saved = save(report, output)
     if json:
         show(report.to_json().rstrip())
     else:
-        show(quality_table(report), legend(), sentences_table(report), f"prompt: {report.prompt}")
+        show(quality_table(report), legend(report), sentences_table(report), f"prompt: {report.prompt}")
         show(
             f"text: {report.text}", f"perplexity: {report.method}", f"speed: {report.speed}", f"device: {report.device}"
         )
         show(*(f"note: {sentence}" for sentence in report.notes))
     note(f"saved {', '.join(map(str, saved))} after {time.perf_counter() - start:.0f} s")
+
+
+def few(tokens: int, windows: int) -> str:
+    """What to say about a text that is too short for what was asked, or nothing."""
+    if tokens >= windows * WINDOW:
+        return ""
+    return (
+        f"the text has {tokens} tokens, too few for {windows} windows of {WINDOW}: a perplexity of so little text is "
+        "uncertain, and not to be compared with others"
+    )
 
 
 def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> QualityReport:
@@ -103,12 +115,15 @@ def compare(checkpoint: Checkpoint, model: str, text: str, plan: object) -> Qual
             )
         results.append(row)
         method = quality.method
-        note(f"{name}: perplexity {row.perplexity:.2f}, decode {row.decode_tokens_per_s:.1f} tokens/s ({row.kernel})")
+        speed = f"decode {row.decode_tokens_per_s:.1f} tokens/s{', disturbed' if row.disturbed else ''} ({row.kernel})"
+        note(f"{name}: perplexity {row.perplexity:.2f}, {speed}")
     machine, cards = host(), gpus()
     on_gpu = plan.device.startswith("cuda") or (plan.device == "auto" and bool(cards))
     kernels = ", ".join(f"{row.name} {row.kernel}" for row in results)
     tables = ", ".join(f"{row.name} {row.tables}" for row in results)
     notes = [f"embedding and output head: {tables}", f"kernels: {kernels}"]
+    if sentence := few(len(plan.tokens), plan.windows):
+        notes.insert(0, sentence)
     if model in PACKAGED:
         notes.insert(0, PACKAGED[model].note)
     return QualityReport(

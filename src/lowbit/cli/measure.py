@@ -59,7 +59,7 @@ def measure(
         windows=plan.windows,
         progress=progress,
     )
-    prefill, decode = speeds(llm, plan.tokens[:PREFILL_TOKENS])
+    prefill, decode, spread = speeds(llm, plan.tokens[:PREFILL_TOKENS])
     nbytes, bits = size(checkpoint)
     row = FormatResult(
         name=name,
@@ -72,6 +72,7 @@ def measure(
         decode_tokens_per_s=decode,
         sentence=say(llm, plan.prompt),
         kernel=kernel(llm),
+        speed_spread=spread,
     )
     return row, quality
 
@@ -84,8 +85,8 @@ def size(checkpoint: Checkpoint) -> tuple[int, float]:
     return sum(entry.nbytes for entry in entries), bits
 
 
-def speeds(llm: LLM, prompt: list[int]) -> tuple[float, float]:
-    """Tokens per second of prefill and decode, medians."""
+def speeds(llm: LLM, prompt: list[int]) -> tuple[float, float, float]:
+    """Tokens per second of prefill and decode, medians, and how far the runs are apart: FormatResult.speed_spread."""
     from lowbit.runtime import SamplingParams
 
     warm = llm.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True))[0]
@@ -94,10 +95,9 @@ def speeds(llm: LLM, prompt: list[int]) -> tuple[float, float]:
     start = time.perf_counter()
     while not runs or (len(runs) < SPEED_RUNS and time.perf_counter() - start < SPEED_SECONDS):
         runs += llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True))
-    return (
-        statistics.median(run.prefill_tokens_per_s for run in runs),
-        statistics.median(run.decode_tokens_per_s for run in runs),
-    )
+    prefill, decode = [run.prefill_tokens_per_s for run in runs], [run.decode_tokens_per_s for run in runs]
+    spread = max((max(values) - min(values)) / statistics.median(values) for values in (prefill, decode))
+    return statistics.median(prefill), statistics.median(decode), spread
 
 
 def say(llm: LLM, prompt: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowbitError, UsageError
-from lowbit.report.quality import QualityReport
+from lowbit.report.quality import NEEDS_CALIBRATION, QualityReport
 from lowbit.report.tables import number
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def quality_figure(report: QualityReport) -> Figure:
     largest = max(r.size_bytes for r in points)
     ceiling = report.baseline.perplexity * CEILING
     area = {r.name: 60 + 900 * r.size_bytes / largest for r in points}  # in square points
-    for usable, beyond, color, marker, label in (
-        (True, False, "#1f6f8b", "o", "usable"),
+    for near, beyond, color, marker, label in (
+        (True, False, "#1f6f8b", "o", f"up to {NEEDS_CALIBRATION:g} times the baseline"),
         (False, False, "#c0504d", "o", "needs calibration"),
         (False, True, "#c0504d", "^", f"needs calibration, beyond {CEILING:.0f} times the baseline"),
     ):
-        mine = [r for r in points if report.needs_calibration(r) is not usable and (r.perplexity > ceiling) is beyond]
+        mine = [r for r in points if report.needs_calibration(r) is not near and (r.perplexity > ceiling) is beyond]
         if not mine:
             continue
         axes.scatter(

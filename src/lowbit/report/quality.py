@@ -10,7 +10,8 @@ from typing import Any
 
 from lowbit.errors import UsageError
 
-NEEDS_CALIBRATION = 3.0  # times the baseline's perplexity: beyond it, rounding alone is not enough
+NEEDS_CALIBRATION = 1.5  # times the baseline's perplexity: beyond it, rounding alone is not enough
+DISTURBED = 0.2  # of the median: repeats of a speed that differ by more say that the machine had other work
 SCHEMA = "lowbit-quality-1"
 
 
@@ -28,6 +29,12 @@ class FormatResult:
     decode_tokens_per_s: float
     sentence: str  # what the model said
     kernel: str = ""  # what multiplied: "torch", "reference", ...
+    speed_spread: float = 0.0  # of prefill or decode, whichever is larger: slowest to fastest run over the median
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the speeds of repeated runs are too far apart to be those of this machine."""
+        return self.speed_spread > DISTURBED
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class QualityReport:
         return result.perplexity / self.baseline.perplexity
 
     def needs_calibration(self, result: FormatResult) -> bool:
-        """Whether rounding to nearest lost so much that the row is not a usable model."""
+        """Whether rounding to nearest lost so much that calibration should be tried (or more bits)."""
         return not self.ratio(result) <= NEEDS_CALIBRATION
 
     def to_json(self) -> str:
@@ -62,7 +69,7 @@ class QualityReport:
         for result in self.results:
             row = asdict(result)
             row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            rows.append(row | {"needs_calibration": self.needs_calibration(result)})
+            rows.append(row | {"needs_calibration": self.needs_calibration(result), "disturbed": result.disturbed})
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "results"}
         data |= {"versions": dict(self.versions), "notes": list(self.notes), "results": rows}
         return json.dumps({"schema": SCHEMA} | data, indent=2, ensure_ascii=False) + "\n"
@@ -81,6 +88,9 @@ class QualityReport:
         return report
 
 
+_DERIVED = {"needs_calibration", "disturbed"}
+
+
 def _result(row: dict[str, Any]) -> FormatResult:
-    values: dict[str, Any] = {k: math.nan if v is None else v for k, v in row.items() if k != "needs_calibration"}
+    values: dict[str, Any] = {k: math.nan if v is None else v for k, v in row.items() if k not in _DERIVED}
     return FormatResult(**values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lowbit.report.quality import NEEDS_CALIBRATION, FormatResult, QualityReport
+from lowbit.report.quality import DISTURBED, NEEDS_CALIBRATION, FormatResult, QualityReport
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,14 +22,15 @@ def quality_table(report: QualityReport) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     for result in report.results:
+        mark = " ?" if result.disturbed else ""
         table.add_row(
             result.name,
             result.format,
             f"{result.bits_per_weight:.2f}",
             f"{result.size_bytes / 1e6:.1f}",
             number(result.perplexity),
-            f"{result.prefill_tokens_per_s:.0f}",
-            f"{result.decode_tokens_per_s:.1f}",
+            f"{result.prefill_tokens_per_s:.0f}{mark}",
+            f"{result.decode_tokens_per_s:.1f}{mark}",
             remark(report, result),
         )
     return table
@@ -57,9 +58,15 @@ def remark(report: QualityReport, result: FormatResult) -> str:
     return f"{(report.ratio(result) - 1) * 100:+.1f} % perplexity"
 
 
-def legend() -> str:
-    """What the remark means, to print under the table."""
-    return f"needs calibration: more than {NEEDS_CALIBRATION:.0f} times the baseline's perplexity by rounding alone"
+def legend(report: QualityReport) -> str:
+    """What the remarks and marks mean, to print under the table."""
+    text = f"needs calibration: more than {NEEDS_CALIBRATION:g} times the baseline's perplexity by rounding alone"
+    if any(result.disturbed for result in report.results):
+        text += (
+            f"\n?: disturbed, repeated runs differed by more than {DISTURBED * 100:.0f} %: the machine had other work; "
+            "measure again when there is none"
+        )
+    return text
 
 
 def number(value: float) -> str:

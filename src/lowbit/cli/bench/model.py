@@ -60,7 +60,7 @@ def measure(model: str, recipe: Any, device: str, dtype: str, backend: str) -> d
     llm = load(checkpoint, device, dtype, backend)
     load_s = time.perf_counter() - start
     tokens = min(PREFILL_TOKENS, llm.config.context_length // 2)
-    prefill, decode = speeds(llm, [(7 * i + 1) % llm.config.vocab_size for i in range(tokens)])
+    prefill, decode, spread = speeds(llm, [(7 * i + 1) % llm.config.vocab_size for i in range(tokens)])
     nbytes, bits = size(checkpoint)
     on_cpu = llm.device.type == "cpu"
     data: dict[str, Any] = {
@@ -75,6 +75,7 @@ def measure(model: str, recipe: Any, device: str, dtype: str, backend: str) -> d
         "prompt_tokens": tokens,
         "prefill_tokens_per_s": prefill,
         "decode_tokens_per_s": decode,
+        "speed_spread": spread,
         "floor_gb_per_s": None,
         "decode_floor_share": None,
         "method": SPEED_METHOD if tokens == PREFILL_TOKENS else SPEED_METHOD.replace(str(PREFILL_TOKENS), str(tokens)),
@@ -96,6 +97,7 @@ def read_bytes(checkpoint: Checkpoint, tied: bool) -> int:
 def _table(data: dict[str, Any]) -> Any:
     from rich.table import Table
 
+    from lowbit.report.quality import DISTURBED
     from lowbit.report.tables import bytes_text
 
     threads = f", {data['threads']} thread{'s' if data['threads'] > 1 else ''}" if data["floor_gb_per_s"] else ""
@@ -108,6 +110,9 @@ def _table(data: dict[str, Any]) -> Any:
     table.add_row("loading", f"{data['load_s']:.2f} s")
     table.add_row(f"prefill of {data['prompt_tokens']}", f"{data['prefill_tokens_per_s']:.1f} tokens/s")
     table.add_row("decode", f"{data['decode_tokens_per_s']:.1f} tokens/s")
+    if data["speed_spread"] > DISTURBED:
+        apart = f"{data['speed_spread'] * 100:.0f} %"
+        table.add_row("disturbed", f"repeated runs differ by {apart}: other work was on the machine")
     if data["floor_gb_per_s"]:
         share = f"{data['decode_floor_share'] * 100:.0f} % of reading the weights at {data['floor_gb_per_s']:.1f} GB/s"
         table.add_row("", share)
