@@ -34,6 +34,11 @@ def show_json(data: Any) -> None:
     print(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))  # noqa: T201
 
 
+def show_lines(lines: list[str]) -> None:
+    """Print lines as they are, at once: for listings that are too long for a table."""
+    print("\n".join(map(printable, lines)))  # noqa: T201
+
+
 def printable(text: str) -> str:
     """Text for a terminal: control characters other than new lines and tabs become spaces.
 

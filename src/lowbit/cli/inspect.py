@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli import options
-from lowbit.cli.console import printable, show, show_json
+from lowbit.cli.console import printable, show, show_json, show_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lowbit.checkpoint import Checkpoint
+    from lowbit.checkpoint import Checkpoint, Entry
+    from lowbit.formats import Section
 
 EXAMPLES = ("lowbit inspect smollm2", "lowbit inspect model.gguf --all", "lowbit inspect ./my-model --json")
 
+MOST_ROWS = 2000  # of a laid out table
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN_CONFIG = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rope_theta",
@@ -25,19 +27,60 @@ _SHOWN_CONFIG = ("model_type", "hidden_size", "intermediate_size", "num_hidden_l
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """What is known of one parameter without reading it."""
+
+    name: str
+    shape: tuple[int, ...]
+    form: str  # the formats of its sections, if it has several
+    numel: int
+    nbytes: int
+    act_order: bool
+    sections: tuple[Section, ...]
+    activations: str | None
+
+    @classmethod
+    def of(cls, name: str, entry: Entry) -> Parameter:
+        form = str(entry.form).removeprefix("torch.")
+        if entry.sections:
+            form = " + ".join(dict.fromkeys(str(section.format) for section in entry.sections))
+        return cls(
+            name, entry.shape, form, entry.numel, entry.nbytes, entry.act_order, entry.sections, entry.activations
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        sections = [{"start": s.start, "stop": s.stop, "format": str(s.format)} for s in self.sections]
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "format": self.form,
+            "bits_per_weight": _bits(self.nbytes, self.numel),
+            "bytes": self.nbytes,
+            "act_order": self.act_order,
+            "activations": self.activations,
+        } | ({"sections": sections} if sections else {})
+
+
+@dataclass(frozen=True)
 class Line:
     """Parameters that differ in nothing but their layer."""
 
     name: str  # the layer's number replaced by *
-    shape: tuple[int, ...]
-    form: str
-    bits_per_weight: float
+    first: Parameter
+    count: int
     nbytes: int  # of all of them
-    names: tuple[str, ...]
 
     @property
     def label(self) -> str:
-        return self.names[0] if len(self.names) == 1 else f"{self.name}  x {len(self.names)}"
+        return self.first.name if self.count == 1 else f"{self.name}  x {self.count}"
+
+    @property
+    def bits_per_weight(self) -> float:
+        return _bits(self.nbytes, self.count * self.first.numel)
+
+
+def _bits(nbytes: int, weights: int) -> float:
+    return nbytes * 8 / max(1, weights)
 
 
 def command(
@@ -51,72 +94,78 @@ def command(
     """List the weights of a model: shape, format, bits per weight, bytes; totals; and what was assumed in reading it.
 
     Weights are not read, so this is quick for any size. Bytes are what the formats need, without headers and padding.
+    Act-order: columns are stored in an order of their own, or a file says so.
     """
     from lowbit.cli.source import open_model
 
     checkpoint = open_model(model)
-    data = describe(checkpoint)
+    parameters = [Parameter.of(name, entry) for name, entry in checkpoint.entries.items()]
     if json:
-        show_json(data)
+        show_json(describe(checkpoint, parameters))
         return
-    lines = gather(checkpoint, grouped=not all)
+    data = describe(checkpoint, parameters, listed=False)
     settings = {key: checkpoint.config[key] for key in _SHOWN_CONFIG if checkpoint.config.get(key) is not None}
     show(f"{checkpoint.path}: {checkpoint.format_name}", ", ".join(f"{k}={v}" for k, v in settings.items()))
-    show(_table(lines, data["totals"]))
+    lines = gather(parameters, grouped=not all)
+    if len(lines) > MOST_ROWS:
+        show_lines(_columns(lines, data["totals"]))
+    else:
+        show(_table(lines, data["totals"]))
     show(_formats(data["formats"]))
     for sentence in checkpoint.assumptions:
         show(f"assumed: {printable(sentence)}")
 
 
-def gather(checkpoint: Checkpoint, *, grouped: bool = True) -> list[Line]:
+def gather(parameters: list[Parameter], *, grouped: bool = True) -> list[Line]:
     """Parameters in file order; those that differ only in their layer's number together."""
-    found: dict[tuple[Any, ...], list[str]] = {}
-    for name, entry in checkpoint.entries.items():
-        pattern = _LAYER.sub("*", name, count=1) if grouped else name
-        found.setdefault((pattern, entry.shape, _form(entry.form)), []).append(name)
-    lines = []
-    for (pattern, shape, form), names in found.items():
-        entries = [checkpoint.entries[name] for name in names]
-        nbytes = sum(entry.nbytes for entry in entries)
-        bits = nbytes * 8 / max(1, sum(entry.numel for entry in entries))
-        lines.append(Line(pattern, shape, form, bits, nbytes, tuple(names)))
-    return lines
+    found: dict[tuple[Any, ...], list[Parameter]] = {}
+    for p in parameters:
+        pattern = _LAYER.sub("*", p.name, count=1) if grouped else p.name
+        found.setdefault((pattern, p.shape, p.form, p.act_order), []).append(p)
+    return [Line(key[0], alike[0], len(alike), sum(p.nbytes for p in alike)) for key, alike in found.items()]
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The JSON document: every parameter, totals by format, configuration and assumptions."""
-    parameters: list[dict[str, Any]] = []
+def describe(checkpoint: Checkpoint, parameters: list[Parameter], *, listed: bool = True) -> dict[str, Any]:
+    """The JSON document: every parameter (if listed), totals by format, configuration and assumptions."""
     formats: dict[str, dict[str, int]] = {}
-    for name, entry in checkpoint.entries.items():
-        form = _form(entry.form)
-        bits = entry.nbytes * 8 / max(1, entry.numel)
-        parameters.append(
-            {"name": name, "shape": list(entry.shape), "format": form, "bits_per_weight": bits, "bytes": entry.nbytes}
-        )
-        total = formats.setdefault(form, {"parameters": 0, "weights": 0, "bytes": 0})
+    for p in parameters:
+        total = formats.setdefault(p.form, {"parameters": 0, "weights": 0, "bytes": 0})
         total["parameters"] += 1
-        total["weights"] += entry.numel
-        total["bytes"] += entry.nbytes
+        total["weights"] += p.numel
+        total["bytes"] += p.nbytes
     weights = sum(f["weights"] for f in formats.values())
     nbytes = sum(f["bytes"] for f in formats.values())
     return {
         "path": str(checkpoint.path),
         "kind": checkpoint.format_name,
         "config": checkpoint.config,
-        "parameters": parameters,
+        "parameters": [p.as_json() for p in parameters] if listed else [],
         "formats": formats,
         "totals": {
             "parameters": len(parameters),
             "weights": weights,
             "bytes": nbytes,
-            "bits_per_weight": nbytes * 8 / max(1, weights),
+            "bits_per_weight": _bits(nbytes, weights),
+            "act_order": sum(p.act_order for p in parameters),
         },
         "assumptions": checkpoint.assumptions,
     }
 
 
-def _form(form: object) -> str:
-    return str(form).removeprefix("torch.")
+def _columns(lines: list[Line], totals: dict[str, Any]) -> list[str]:
+    """The table as plain lines, for listings that a table would take minutes to lay out."""
+    from lowbit.report.tables import bytes_text
+
+    rows = [("parameter", "shape", "format", "bits/weight", "bytes", "")]
+    for line in lines:
+        shape = " x ".join(map(str, line.first.shape)) or "scalar"
+        order = "act-order" if line.first.act_order else ""
+        bits = f"{line.bits_per_weight:.3f}"
+        rows.append((line.label, shape, line.first.form, bits, bytes_text(line.nbytes), order))
+    total = f"{totals['parameters']} parameters", f"{totals['weights'] / 1e6:,.1f} M weights"
+    rows.append((*total, "", f"{totals['bits_per_weight']:.3f}", bytes_text(totals["bytes"]), ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _table(lines: list[Line], totals: dict[str, Any]) -> Table:
@@ -131,10 +180,14 @@ def _table(lines: list[Line], totals: dict[str, Any]) -> Table:
     table.add_column("format")
     table.add_column("bits/weight", f"{totals['bits_per_weight']:.3f}", justify="right")
     table.add_column("bytes", bytes_text(totals["bytes"]), justify="right", no_wrap=True)
+    ordered = totals["act_order"] > 0
+    if ordered:
+        table.add_column("act-order", str(totals["act_order"]))
     for line in lines:
-        shape = " x ".join(map(str, line.shape)) or "scalar"
+        shape = " x ".join(map(str, line.first.shape)) or "scalar"
         size = bytes_text(line.nbytes)
-        table.add_row(Text(printable(line.label)), shape, line.form, f"{line.bits_per_weight:.3f}", size)
+        row = (Text(printable(line.label)), shape, line.first.form, f"{line.bits_per_weight:.3f}", size)
+        table.add_row(*row, *((["yes"] if line.first.act_order else [""]) if ordered else []))
     return table
 
 

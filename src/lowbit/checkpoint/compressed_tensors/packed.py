@@ -74,7 +74,7 @@ def file_packing(modules: list[tuple[Module, WeightSettings]], assumptions: list
 def _shape(module: Module) -> tuple[int, int]:
     """(n, k) from weight_shape, n checked against the packed rows."""
     stored = module.take("weight_shape", [(2,)], [torch.int64, torch.int32])
-    n, k = (int(v) for v in stored.read())
+    n, k = stored.read().tolist()
     packed = module.tensors["weight_packed"].shape
     if len(packed) != 2 or packed[0] != n or not 0 < k <= packed[1] * 32:
         raise module.wrong("weight_shape", f"holds [{n}, {k}], which contradicts weight_packed of shape {list(packed)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def open_huggingface(path: Path, quantization: Mapping[str, Any] | None = None) 
     )
 
 
+_NUMBER = re.compile(r"[0-9]+")
+
 READER = Reader("safetensors", probe, open_huggingface)
 
 
@@ -73,6 +76,6 @@ def _plain(stored: StoredTensor) -> Entry:
     return Entry(stored.shape, stored.dtype, stored.read)
 
 
-def _natural(item: tuple[str, Entry]) -> tuple[tuple[int, int, str], ...]:
+def _natural(item: tuple[str, Entry]) -> str:
     """Sort key that puts layer 10 after layer 9."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in item[0].split("."))
+    return _NUMBER.sub(lambda match: match[0].zfill(8), item[0])
