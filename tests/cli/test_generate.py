@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,8 @@ def test_chat_remembers_and_forgets_the_oldest(model: str, lowbit: Run, monkeypa
     counts = [int(line.split()[0][1:]) for line in done.err.splitlines() if "prompt tokens" in line]
     assert counts[1] > counts[0] == len("system: be\nuser: a\nassistant: ")
     assert max(counts) <= 96 - 4
+    known = re.findall(r"prompt tokens \((\d+) known\)", done.err)
+    assert int(known[0]) >= counts[0]  # what was said before is not read again
     assert "[the 2 oldest messages were dropped: the context of 96 tokens is full]" in done.err
 
 

@@ -68,6 +68,13 @@ def checkpoint(tokenizer: Tokenizer) -> Checkpoint:
 
 
 @pytest.fixture
+def wide_checkpoint(tokenizer: Tokenizer) -> Checkpoint:
+    """With heads that compiled decode steps take, once its linears are packed."""
+    data = TokenizerData(tokenizer, TEMPLATE, BOS, (EOS,), False, "<s>", "</s>")
+    return tiny(lambda: data, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
+
+
+@pytest.fixture
 def bare_checkpoint() -> Checkpoint:
     """Weights without a tokenizer."""
     return tiny(None)

@@ -65,9 +65,12 @@ class Conversation:
     """Messages so far, and the next answer."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+        from lowbit.runtime import Memory
+
         self._llm, self._params = llm, params
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = []
+        self._memory = Memory()
 
     def reset(self) -> None:
         self.messages = []
@@ -80,7 +83,7 @@ class Conversation:
         except UsageError:
             self.messages.pop()
             raise
-        stream = self._llm.stream(ids, self._params)
+        stream = self._llm.stream(ids, self._params, self._memory)
         pieces: list[str] = []
 
         def remembered() -> Iterator[str]:

@@ -85,8 +85,9 @@ def write_pieces(pieces: Iterable[str]) -> None:
 
 def timing_line(completion: Completion) -> str:
     """Counts and speeds, for stderr."""
+    known = f" ({completion.known_tokens} known)" if completion.known_tokens else ""
     line = (
-        f"[{completion.prompt_tokens} prompt tokens, first token after {completion.first_token_ms / 1e3:.2f} s; "
+        f"[{completion.prompt_tokens} prompt tokens{known}, first token after {completion.first_token_ms / 1e3:.2f} s; "
         f"{len(completion.tokens)} new tokens"
     )
     if len(completion.tokens) > 1:

@@ -71,3 +71,16 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise ModelError(f"truncate({length}): the KVCache holds {self.length} tokens; keep between 0 and that")
         self.length = length
+
+    def take_over(self, other: KVCache) -> None:
+        """Hold what another cache of the same model and batch holds, instead of what is held now.
+
+        Raises ModelError where it does not fit.
+        """
+        if other.length > self.capacity:
+            raise ModelError(
+                f"take_over: {other.length} tokens exceed this KVCache's capacity of {self.capacity}; make a larger one"
+            )
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:, :, : other.length] = theirs[:, :, : other.length]
+        self.length = other.length

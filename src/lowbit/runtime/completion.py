@@ -12,15 +12,16 @@ class Completion:
     text: str  # without the prompt, stop string and special tokens
     tokens: tuple[int, ...]  # every new token, a final end-of-sequence token included
     finish_reason: str  # "eos", "stop" (a stop string), "length" (max_tokens or the context's end)
-    prompt_tokens: int  # number of tokens read
+    prompt_tokens: int  # number of tokens of the prompt
     seed: int  # with it and the same options the same tokens come again
     first_token_ms: float  # from the start of the work on this prompt to its first token: prefill and one sampling
     decode_ms: float  # from the first token to the last
+    known_tokens: int = 0  # of the prompt, that the stream's memory held: they were not read again
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens per second until the first new token."""
-        return self.prompt_tokens / (self.first_token_ms / 1e3)
+        """Prompt tokens read per second until the first new token."""
+        return (self.prompt_tokens - self.known_tokens) / (self.first_token_ms / 1e3)
 
     @property
     def decode_tokens_per_s(self) -> float:

@@ -16,6 +16,7 @@ from lowbit.errors import CheckpointError, UsageError
 from lowbit.models import Decoder, ModelConfig, load_model
 from lowbit.runtime.chat_template import ChatTemplate, Message
 from lowbit.runtime.completion import Completion
+from lowbit.runtime.memory import Memory
 from lowbit.runtime.placement import choose_device, choose_dtype
 from lowbit.runtime.sampling import SamplingParams
 from lowbit.runtime.stream import TextStream
@@ -166,15 +167,20 @@ class LLM:
                 pass
         return [stream.completion for stream in streams]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
-        """Continue one prompt: an iterator over pieces of text, with `.completion` at its end. Raises as generate."""
-        return self._stream(prompt, params, "prompt")
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, memory: Memory | None = None) -> TextStream:
+        """Continue one prompt: an iterator over pieces of text, with `.completion` at its end. Raises as generate.
+
+        memory: keeps what was computed for the next stream that is given it (see Memory), which reads only what is new.
+        """
+        return self._stream(prompt, params, "prompt", memory)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """The assistant's next message. To stream it: `llm.stream(llm.encode_chat(messages), params)`."""
         return self.generate([self.encode_chat(messages)], params)[0]
 
-    def _stream(self, prompt: Prompt, params: SamplingParams | None, name: str) -> TextStream:
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, name: str, memory: Memory | None = None
+    ) -> TextStream:
         params = params or SamplingParams()
         if not isinstance(prompt, str) and (not isinstance(prompt, Sequence) or not all(map(_is_id, prompt))):
             raise UsageError(
@@ -196,7 +202,8 @@ class LLM:
             raise UsageError(
                 f"stop={params.stop!r}: this checkpoint has no tokenizer to find texts with; leave stop out"
             )
-        return TextStream(self.model, ids, params, self.eos_ids, data.tokenizer.decode if data else _no_text)
+        decode = data.tokenizer.decode if data else _no_text
+        return TextStream(self.model, ids, params, self.eos_ids, decode, memory)
 
     def _tokenizer_or_none(self) -> TokenizerData | None:
         try:

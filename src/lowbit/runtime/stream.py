@@ -11,6 +11,7 @@ from lowbit.errors import UsageError
 from lowbit.models import Decoder, KVCache
 from lowbit.runtime.completion import Completion
 from lowbit.runtime.detokenize import TextAssembler
+from lowbit.runtime.memory import Memory
 from lowbit.runtime.sampling import SamplingParams, new_generator, sample
 
 PREFILL_CHUNK = 2048  # prompt tokens per forward pass: bounds the activations of a long prompt
@@ -20,7 +21,8 @@ class TextStream(Iterator[str]):
     """Iterate for the pieces of text as they become certain; afterwards `completion` has the whole.
 
     No piece ends inside a character, and none holds (the start of) a stop string. Work happens in `next` only; dropping
-    the stream ends it. Several streams of one model may be read in turn: each has its own cache.
+    the stream ends it. Several streams of one model may be read in turn: each has a memory of its own, unless it is
+    given one.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class TextStream(Iterator[str]):
         params: SamplingParams,
         eos_ids: frozenset[int],
         decode: Callable[[list[int]], str],  # token ids -> text without special tokens
+        memory: Memory | None = None,  # of the sequence before, if this one may begin like it
     ) -> None:
         self._model, self._prompt, self._params = model, prompt, params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._decode = decode
+        self._memory = Memory() if memory is None else memory
         self._generator = new_generator(params)
         self._completion: Completion | None = None
         self._pieces = self._run()
@@ -51,11 +55,11 @@ class TextStream(Iterator[str]):
     def _run(self) -> Iterator[str]:
         limit = min(self._params.max_tokens, self._model.config.context_length - len(self._prompt))
         clock = _Clock()
-        cache = self._model.new_cache(batch=1, capacity=len(self._prompt) + limit)
+        cache, known = self._memory.begin(self, self._model, self._prompt, len(self._prompt) + limit)
         text = TextAssembler(self._decode, self._prompt, self._params.stop)
         tokens: list[int] = []
         reason = "length"
-        new: Sequence[int] = self._prompt
+        new: Sequence[int] = self._prompt[known:]
         while len(tokens) < limit:
             token = self._next_token(new, cache)
             clock.token()
@@ -79,6 +83,7 @@ class TextStream(Iterator[str]):
             seed=self._generator.initial_seed(),
             first_token_ms=clock.first_s * 1e3,
             decode_ms=(clock.last_s - clock.first_s) * 1e3,
+            known_tokens=known,
         )
         if rest:
             yield rest
@@ -86,6 +91,7 @@ class TextStream(Iterator[str]):
     @torch.inference_mode()
     def _next_token(self, new: Sequence[int], cache: KVCache) -> int:
         """Read the tokens that are new to the cache and choose the one that follows them."""
+        self._memory.extend(self, new)
         for start in range(0, len(new), PREFILL_CHUNK):
             logits, peak = self._model.next_logits(new[start : start + PREFILL_CHUNK], cache)
         return sample(logits, self._params, self._generator, peak)
