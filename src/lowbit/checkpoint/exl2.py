@@ -125,7 +125,7 @@ def _fold_module(module: Module, n: int | None) -> Entry:
         words = q_weight.read()
         codes = torch.empty(n, k, dtype=torch.uint8)
         for run, (start, stop) in zip(runs, _rows(runs, lengths, first, rows), strict=True):
-            codes[:, run.start : run.stop] = unpack_columns(words[start:stop, :n], run.bits, run.stop - run.start)
+            unpack_columns(words[start:stop, :n], run.bits, codes[:, run.start : run.stop])
         scales = unpack_rows(q_scale.read(), 4, padded)[:, :n].T.contiguous()
         maxima = module.finite("q_scale_max", q_scale_max.read()).reshape(1, -1)
         return QuantizedTensor(codes, scales, None, form, maxima, perm=_permutation(module, k), sections=sections)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowbit.kernels.cpu import repack
+from lowbit.kernels.cpu import columns, repack
 from lowbit.packing import DENSE
 from lowbit.packing.tiles import PLANES
 
@@ -32,9 +32,26 @@ def unpack_rows(words: Tensor, bits: int, count: int) -> Tensor:
     return DENSE.unpack(data.view(torch.int32), bits, rows, count)
 
 
-def unpack_columns(words: Tensor, bits: int, count: int) -> Tensor:
-    """A stream down each column: [stream_words, columns] of any integer type -> codes uint8 [columns, count]."""
-    return unpack_rows(words.T.contiguous(), bits, count)
+def unpack_columns(
+    words: Tensor,
+    bits: int,
+    codes: Tensor,
+    *,
+    order: Tensor | None = None,
+    planar: bool = False,
+) -> Tensor:
+    """A stream, or planes, down each column: words [stream_words, n] of any integers -> codes uint8 [n, k], written.
+
+    order: int64 [k], a permutation: column j of codes is code order[j] of the words; None: in order. Rows of codes may
+    stand further apart than k. Returns codes.
+    """
+    k = codes.shape[1]
+    done = columns.unpack_columns(words, bits, codes, order, planar)
+    if done < len(codes):
+        unpack = unpack_planar_rows if planar else unpack_rows
+        rest = unpack(words[:, done:].T.contiguous(), bits, k)
+        codes[done:] = rest if order is None else repack.reorder_columns(rest, order)
+    return codes
 
 
 def unpack_planar_rows(words: Tensor, bits: int, count: int) -> Tensor:

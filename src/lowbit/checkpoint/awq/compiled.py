@@ -1,6 +1,6 @@
 """The unpacking of layouts.py in compiled code, for what is large: the same codes, many times faster than in torch.
 
-nibbles   blocks of 16 bytes by 16 rows are transposed in registers (four perfect shuffles); each byte then gives a
+nibbles   blocks of 16 bytes by 16 rows are transposed in registers (kernels/cpu/repack.py); each byte then gives a
           stretch of 16 codes to each of two outputs
 tiles     16 bytes of gemv_fast are 32 neighbouring codes of one row: even bytes hold the first and second eight,
           odd bytes the third and fourth
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
-from lowbit.kernels.cpu.ir import I64, PTR, Value, vector
+from lowbit.kernels.cpu.ir import I64, PTR, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, shuffled
+from lowbit.kernels.cpu.repack import function, shuffled, transposed
 
 BLOCK = 16  # rows of words, and bytes
 FEW_BYTES = 1 << 16
@@ -36,8 +36,7 @@ def nibbles(isa: InstructionSet, order: Sequence[int]) -> str:
     with f.loop(0, f.arg("blocks")) as across, f.loop(0, f.arg("row_blocks")) as down:
         source = f.at(f.arg("words"), down.index * BLOCK * f.arg("stride") + across.index * BLOCK)
         x = [f.load(_BYTES, f.at(source, f.arg("stride") * i)) for i in range(BLOCK)]
-        for _ in range(4):
-            x = [half for a, b in zip(x[:8], x[8:], strict=True) for half in _interleaved(f, a, b)]
+        x = transposed(f, x)
         target = f.at(f.arg("codes"), across.index * (2 * BLOCK) * f.arg("rows") + down.index * BLOCK)
         for byte in range(BLOCK):
             word, pair = divmod(byte, 4)
@@ -46,13 +45,6 @@ def nibbles(isa: InstructionSet, order: Sequence[int]) -> str:
                 code = x[byte] >> 4 if upper else x[byte] & 15
                 f.store(code, f.at(target, f.arg("rows") * row))
     return f.build()
-
-
-def _interleaved(f: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
-    """a0 b0 a1 b1 ... and the upper half likewise."""
-    half = BLOCK // 2
-    low = [place for i in range(half) for place in (i, BLOCK + i)]
-    return shuffled(f, a, b, low), shuffled(f, a, b, [place + half for place in low])
 
 
 @cache

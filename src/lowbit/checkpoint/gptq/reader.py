@@ -29,10 +29,9 @@ from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.checkpoint.marlin import ROWS, unpack_marlin, unshuffle_scales
-from lowbit.checkpoint.streams import stream_words, unpack_columns, unpack_planar_rows
+from lowbit.checkpoint.streams import stream_words, unpack_columns
 from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
-from lowbit.kernels.cpu.repack import reorder_columns
 
 PARTS = frozenset({"qzeros", "scales", "g_idx"})
 OVERRIDE = "quantization={'checkpoint_format': 'gptq_v2'}"
@@ -216,17 +215,17 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
 
     def load() -> QuantizedTensor:
         order = _order(module, weights)
-        words = qweight.read()
-        codes = unpack_planar_rows(words.T, bits, k) if planar else unpack_columns(words, bits, k)
+        perm = None if order is None else order.perm
+        codes = torch.empty(n, k, dtype=torch.uint8)
+        unpack_columns(qweight.read(), bits, codes, order=perm, planar=planar)
         found = zeros.read(module, weights)
 
         def arranged(values: Tensor) -> Tensor:
             values = values if order is None or order.groups is None else values[order.groups]
             return values.T.contiguous()
 
-        perm = None if order is None else order.perm
         return QuantizedTensor(
-            codes if perm is None else reorder_columns(codes, perm),
+            codes,
             arranged(module.finite("scales", scales.read())),
             None if found is None else arranged(found),
             form,

@@ -4,8 +4,8 @@ lowbit.packing says in torch where the bits are; these kernels put them there at
 checkpoint is not bound by it.
 
     unpack    64 codes a step: eight runs of 8 b bits into eight 64-bit lanes, each unfolded three times (dense.py)
-    pack      a block of 32 codes of one row is four 64-bit lanes; each plane is folded until a line's word is whole
-              (cpu_tile.py), which is what the row gives to each line of the block
+    pack      64 bytes of each of 16 rows are transposed in registers into 16 vectors, one for each quad of columns; the
+              digits of a plane are shifted together into lines (cpu_tile.py)
     reorder   out[r, j] = in[r, order[j]]
 """
 
@@ -29,6 +29,7 @@ from lowbit.packing.tiles import PLANES
 _EIGHTS = 8  # runs of eight codes in a step of unpack
 _I8 = Type("i8")
 _STEP_COLUMNS = 4  # of reorder
+_ROWS = 16  # of a tile
 
 
 def shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
@@ -38,9 +39,18 @@ def shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
     return f.emit(kind, f"shufflevector {a.type} {a.name}, {b.type} {b.name}, <{len(places)} x i32> <{mask}>")
 
 
-def _every(lane: int, start: int, count: int) -> int:
-    """64-bit mask of bits [start, start + count) of every `lane` bits."""
-    return sum(((1 << count) - 1) << (at + start) for at in range(0, 64, lane))
+def transposed(f: Emitter, x: list[Value]) -> list[Value]:
+    """16 vectors of 16 lanes each, rows -> columns: four perfect shuffles."""
+    low = [place for i in range(8) for place in (i, 16 + i)]
+    high = [place + 8 for place in low]
+    for _ in range(4):
+        x = [shuffled(f, a, b, half) for a, b in zip(x[:8], x[8:], strict=True) for half in (low, high)]
+    return x
+
+
+def _every(lane: int, start: int, count: int, width: int = 64) -> int:
+    """Mask of `width` bits: bits [start, start + count) of every `lane` bits."""
+    return sum(((1 << count) - 1) << (at + start) for at in range(0, width, lane))
 
 
 @cache
@@ -65,34 +75,40 @@ def unpack(isa: InstructionSet, bits: int) -> str:
 def pack(isa: InstructionSet, bits: int) -> str:
     """kernel(codes, stride, words, blocks): one tile, 16 rows `stride` bytes apart."""
     f = Emitter(isa, {"codes": PTR, "stride": I64, "words": PTR, "blocks": I64})
-    with f.loop(0, f.arg("blocks")) as block:
-        source = f.at(f.arg("codes"), block.index * 32)
-        target = f.at(f.arg("words"), block.index * (64 * bits))
-        with f.loop(0, 16) as row:
-            x = f.load(vector("i64", 4), f.at(source, row.index * f.arg("stride")))
-            place = f.at(target, row.index * 4)
-            line = 0
-            for plane in PLANES[bits]:
-                words = _folded(f, x if plane == bits else (x >> line) & _every(8, 0, plane), plane)
-                for i in range(plane):
-                    f.store(f.extract(words, i), f.at(place, 64 * (line + i)), 4)
-                line += plane
+    codes, stride, blocks = f.arg("codes"), f.arg("stride"), f.arg("blocks")
+    pairs = blocks >> 1
+    rest = f.stack(_ROWS * 64)  # the last block, where they are odd, and nothing behind it
+    with f.loop(0, pairs) as pair:
+        source = [f.at(codes, stride * row + pair.index * 64) for row in range(_ROWS)]
+        _store_lines(f, source, f.at(f.arg("words"), pair.index * (128 * bits)), bits, 2)
+    with f.when((blocks & 1).compare("ne", 0)):
+        half = vector("i32", 8)
+        for row in range(_ROWS):
+            last = f.at(codes, stride * row + pairs * 64)
+            f.store(f.load(half, last), f.at(rest, 64 * row), 64)
+            f.store(f.zero(half), f.at(rest, 64 * row + 32), 32)
+        source = [f.at(rest, 64 * row) for row in range(_ROWS)]
+        _store_lines(f, source, f.at(f.arg("words"), pairs * (128 * bits)), bits, 1)
     return f.build()
 
 
-def _folded(f: Emitter, x: Value, plane: int) -> Value:
-    """<4 x i64>, digits of `plane` bits one a byte -> <plane x i32>, the row's words of the lines."""
-    used = plane
-    words = x.cast("bitcast", vector("i32", 8))
-    while used < 8:
-        x = x | (x >> (32 - used))  # the upper four digits of a lane come beside the lower four
-        count = x.type.lanes
-        pairs = x.cast("bitcast", vector("i32", 2 * count))
-        words = shuffled(f, pairs, pairs, list(range(0, 2 * count, 2)))
-        used *= 2
-        if used < 8:
-            x = words.cast("bitcast", vector("i64", count // 2))
-    return words
+def _store_lines(f: Emitter, source: list[Value], target: Value, bits: int, blocks: int) -> None:
+    """64 bytes of each row -> the lines of one or two blocks."""
+    quads = transposed(f, [f.load(vector("i32", _ROWS), row) for row in source])
+    for block in range(blocks):
+        line = low = 0
+        for plane in PLANES[bits]:
+            shared = 8 // plane  # quads of a line
+            for i in range(plane):
+                word: Value | None = None
+                for j in range(shared):
+                    quad = quads[8 * block + shared * i + j] >> low
+                    digits = (quad if plane == bits else quad & _every(8, 0, plane, 32)) << (plane * j)
+                    word = digits if word is None else word | digits
+                assert word is not None
+                f.store(word, f.at(target, 64 * (block * bits + line)), 4)
+                line += 1
+            low += plane
 
 
 @cache
@@ -142,7 +158,12 @@ class CompiledMover:
         kernel = function(pack(best(), bits), 4)
         stride = codes.stride(0)
         for tile in range(rows // 16):
-            kernel(codes.data_ptr() + 16 * tile * stride, stride, words[tile].data_ptr(), columns // 32)
+            kernel(
+                codes.data_ptr() + 16 * tile * stride,
+                stride,
+                words.data_ptr() + tile * 4 * words.stride(0),
+                columns // 32,
+            )
         return rows // 16
 
 
