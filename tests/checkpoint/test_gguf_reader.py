@@ -228,7 +228,7 @@ def test_partial_rotation_and_windows_are_told(tmp_path, tensors):
 
 def test_unknown_architecture(tmp_path, tensors):
     path = save_gguf(tmp_path / "m.gguf", tensors, arch="mamba")
-    with pytest.raises(CheckpointError, match="architecture 'mamba' is not known: llama, qwen2, qwen3 are"):
+    with pytest.raises(CheckpointError, match="architecture 'mamba' is not known: llama, phi3, qwen2, qwen3 are"):
         open_checkpoint(path)
 
 
@@ -249,6 +249,64 @@ def test_no_embedding(tmp_path, tensors):
     del tensors["model.embed_tokens.weight"]
     with pytest.raises(CheckpointError, match=r"'token_embd\.weight' \[vocabulary, hidden\] is missing"):
         open_checkpoint(save_gguf(tmp_path / "m.gguf", tensors))
+
+
+def test_phi3_files_have_fused_linears(tmp_path, tensors):
+    """ffn_up holds gate and up, attn_qkv all three; the model is transformers' with the same weights."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    from lowbit.models import load_model
+
+    fused = {
+        name: t
+        for name, t in tensors.items()
+        if not any(p in name for p in ("q_proj", "k_proj", "v_proj", "gate", "up"))
+    }
+    for layer in range(LAYERS):
+        base = f"model.layers.{layer}"
+        parts = [tensors[f"{base}.self_attn.{p}_proj.weight"] for p in "qkv"]
+        fused[f"{base}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+        parts = [tensors[f"{base}.mlp.{p}_proj.weight"] for p in ("gate", "up")]
+        fused[f"{base}.mlp.gate_up_proj.weight"] = torch.cat(parts)
+    checkpoint = open_checkpoint(save_gguf(tmp_path / "m.gguf", fused, "Q8_0", arch="phi3"))
+    assert checkpoint.config["model_type"] == "phi3" and set(checkpoint) == set(fused)
+    model = load_model(checkpoint, dtype=torch.float32)
+    config = Phi3Config(
+        **{k: v for k, v in checkpoint.config.items() if k not in {"dtype", "architectures"}}, pad_token_id=None
+    )
+    oracle = Phi3ForCausalLM(config).eval()
+    oracle.load_state_dict({name: checkpoint.dequantized()[name] for name in checkpoint})
+    tokens = torch.randint(0, VOCAB, (1, 11), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens), oracle(tokens).logits, atol=1e-3, rtol=1e-3)
+
+
+def test_k_quants_of_permuted_rows(tmp_path):
+    """q and k rows go back to Hugging Face's order in blocks of 256 too, whose bytes come from no encoder."""
+    import gguf
+
+    from lowbit.checkpoint.gguf.names import unpermute_rows
+
+    hidden, kinds = 256, ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q5_0", "IQ4_NL")
+    for kind in kinds:
+        block = gguf.GGMLQuantizationType[kind]
+        elements, nbytes = gguf.constants.GGML_QUANT_SIZES[block]
+        raw = np.random.default_rng(0).integers(0, 64, (hidden, hidden // elements * nbytes), dtype=np.uint8)
+        writer = gguf.GGUFWriter(tmp_path / f"{kind}.gguf", "llama")
+        counts = {"block_count": 1, "context_length": 32, "embedding_length": hidden, "feed_forward_length": 64,
+                  "attention.head_count": 4}  # fmt: skip
+        for key, value in counts.items():
+            writer.add_uint32(f"llama.{key}", value)
+        writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        writer.add_tensor("token_embd.weight", np.zeros((4, hidden), dtype=np.float32))
+        writer.add_tensor("blk.0.attn_q.weight", raw, raw_dtype=block)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        expected = torch.from_numpy(gguf.quants.dequantize(raw, block))
+        got = open_checkpoint(tmp_path / f"{kind}.gguf")["model.layers.0.self_attn.q_proj"]
+        assert torch.equal(got.dequantize(), unpermute_rows(expected, 4)), kind
 
 
 def test_a_scale_that_is_not_finite(tmp_path, tensors):

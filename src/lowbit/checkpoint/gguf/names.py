@@ -8,7 +8,8 @@ halves. Source: the tensor name tables in the gguf package (MODEL_TENSORS, Tenso
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,17 +22,20 @@ class Architecture:
     model_type: str
     class_name: str
     permuted: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)  # parts of a block that mean something else here
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", "LlamaForCausalLM", permuted=True),  # Mistral models are converted to it too
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", renamed={"ffn_up": "mlp.gate_up_proj"}),
 }
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_BLOCK = {
     "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -49,17 +53,21 @@ ROPE_FACTORS = "rope_freqs.weight"  # becomes rope_scaling in the configuration,
 IGNORED = re.compile(r"blk\.[0-9]+\.attn_rot_embd\.weight")  # rotary frequencies of very old files, recomputed anyway
 
 
-def hugging_face_name(name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known."""
+def hugging_face_name(name: str, renamed: Mapping[str, str] | None = None) -> str | None:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None for a name that is not known.
+
+    renamed: of the Architecture.
+    """
     stem, _, kind = name.rpartition(".")
     if kind not in {"weight", "bias"}:
         return None
     if stem in _OUTSIDE:
         return f"{_OUTSIDE[stem]}.{kind}"
     block = _BLOCK.fullmatch(stem)
-    if block is None or block[2] not in _IN_BLOCK:
+    if block is None:
         return None
-    return f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{kind}"
+    part = (renamed or {}).get(block[2], _IN_BLOCK.get(block[2]))
+    return None if part is None else f"model.layers.{block[1]}.{part}.{kind}"
 
 
 def rope_heads(name: str, heads: int, kv_heads: int) -> int:

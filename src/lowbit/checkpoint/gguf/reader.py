@@ -52,7 +52,7 @@ def open_gguf(path: Path, quantization: Mapping[str, Any] | None = None) -> Chec
     for name, info in tensors.items():
         if IGNORED.fullmatch(name):
             continue
-        key = hugging_face_name(name)
+        key = hugging_face_name(name, arch.renamed)
         if key is None:
             raise CheckpointError(
                 f"{path}: tensor {name!r} is not known in a model of architecture {file['general.architecture']!r}: "
