@@ -62,7 +62,8 @@ def read_by_the_package(directory) -> dict[str, torch.Tensor]:
     weights = {}
     for name in tensors:
         module, _, local = name.rpartition(".")
-        if local != "weight_packed":
+        codes = {"weight_packed": True, "weight": f"{module}.weight_scale" in tensors}
+        if not codes.get(local):
             continue
         stand_in = torch.nn.Embedding(1, 1) if "embed" in module else torch.nn.Linear(1, 1)
         scheme = schemes[match_targets(module, stand_in, schemes)[0]]
@@ -306,7 +307,11 @@ def test_nothing_quantized_is_a_plain_model(tmp_path):
         ("int4_g32_zfloat", 64, "its zero points are integers, not float values"),
         ("int1_g32", 64, "its 1-bit codes mean -1 and 0, not -1 and \\+1; use ternary, or int1 with _asym"),
         ("nf4_g64", 64, "it holds integers, not nf4"),
-        ("fp8_e4m3", 64, "it holds integers, not fp8_e4m3"),
+        ("fp8_e5m2", 64, "its floats are fp8_e4m3 with plain scales, mxfp4, mxfp6_e2m3, mxfp8_e4m3 or nvfp4_div; use"),
+        ("fp8_e4m3_flat64", 64, "its groups are runs along k, rows, blocks or the tensor, not flat64; use fp8_e4m3"),
+        ("mxfp6_e3m2", 64, "its floats are fp8_e4m3 with plain scales"),
+        ("nvfp4", 64, "its second scale divides, and here it multiplies; use nvfp4_div"),
+        ("mxfp4", 48, "its groups divide the 48 input features, and 32 does not"),
         ("q4_k", 256, "its scales are fp16, bf16 or fp32 numbers"),
         ("int4_g32_se8m0", 64, "its scales are fp16, bf16 or fp32 numbers"),
         ("int4_g128", 576, "its groups divide the 576 input features, and 128 does not; use g96 or channel"),
@@ -323,7 +328,7 @@ def test_formats_that_cannot_be_written(tmp_path, fmt, k, message):
     checkpoint = Checkpoint({f"{NAME}.weight": Entry((8, k), form, load)}, {}, format_name="test")
     with pytest.raises(CheckpointError, match=message) as caught:
         write_compressed_tensors(checkpoint, tmp_path / "out")
-    assert str(caught.value).startswith(f"{NAME} in {form} cannot be written as pack-quantized: ")
+    assert str(caught.value).startswith(f"{NAME} in {form} cannot be written: ")
     assert list(tmp_path.iterdir()) == []
 
 

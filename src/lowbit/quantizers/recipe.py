@@ -186,7 +186,7 @@ _PRESET_FORMATS = {
     "fp8": "fp8_e4m3",
     "nf4": "nf4_g64",
     "mxfp4": "mxfp4",
-    "nvfp4": "nvfp4",
+    "nvfp4": "nvfp4_div",  # as it is written: its second scale divides
 }
 PRESETS: dict[str, Recipe] = {
     name: Recipe.uniform(parse_format(form), name=name) for name, form in _PRESET_FORMATS.items()

@@ -20,7 +20,13 @@ METHOD = "compressed-tensors"
 PACKED = "pack-quantized"
 EMBEDDING_PARTS = ("embed", "wte")  # in the last part of a module's path: an Embedding, otherwise a Linear
 
-_STRATEGIES: dict[type[Grouping], str] = {Along: "group", Channel: "channel", WholeTensor: "tensor"}
+_STRATEGIES: dict[type[Grouping], str] = {Along: "group", Channel: "channel", WholeTensor: "tensor", Block: "block"}
+_SCALE_DTYPES = {  # layouts whose scales have one type
+    "nvfp4-pack-quantized": "torch.float8_e4m3fn",
+    "mxfp4-pack-quantized": "torch.uint8",
+    "mxfp6-pack-quantized": "torch.uint8",
+    "mxfp8-quantized": "torch.uint8",
+}
 _SMALL_FLOATS = {8: "fp8_e4m3", 6: "fp6_e2m3", 4: "fp4_e2m1"}
 _ONE_TO_EIGHT = frozenset(range(1, 9))
 _HOLDS: dict[str, dict[str, frozenset[int]]] = {  # layout -> kind of number -> bits
@@ -43,6 +49,7 @@ class WeightSettings:
     symmetric: bool
     grouping: Grouping
     kind: str = "int"  # or "float"
+    layout: str = PACKED  # which of the layouts is written
 
     @property
     def element(self) -> Element:
@@ -58,14 +65,19 @@ class WeightSettings:
 
     def arguments(self) -> dict[str, Any]:
         """The `weights` object of a config group, as compressed-tensors writes it."""
-        return {
+        arguments: dict[str, Any] = {
             "num_bits": self.bits,
             "type": self.kind,
             "symmetric": self.symmetric,
-            "strategy": _STRATEGIES[type(self.grouping)],
+            "strategy": "tensor_group" if self.layout == "nvfp4-pack-quantized" else _STRATEGIES[type(self.grouping)],
             "group_size": self.grouping.size if isinstance(self.grouping, Along) else None,
             "dynamic": False,
         }
+        if isinstance(self.grouping, Block):
+            arguments["block_structure"] = [self.grouping.rows, self.grouping.columns]
+        if scale := _SCALE_DTYPES.get(self.layout):
+            arguments["scale_dtype"] = scale
+        return arguments
 
 
 @dataclass(frozen=True)

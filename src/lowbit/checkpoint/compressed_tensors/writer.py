@@ -1,5 +1,5 @@
-"""Writes a checkpoint as compressed-tensors `pack-quantized`: integer weights, each module with bits and groups of its
-own.
+"""Writes a checkpoint as compressed-tensors: integers as `pack-quantized`, small floats as floats.py says, each module
+with bits and groups of its own.
 
 What a module becomes is in reader.py's table. Modules that share settings form a config group; a model whose linear
 layers are all alike gets the group "Linear" and a list of exceptions, any other one lists its modules by path.
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lowbit.checkpoint.base import Checkpoint, Progress
 from lowbit.checkpoint.compressed_tensors.bits import pack_codes
+from lowbit.checkpoint.compressed_tensors.floats import express_floats, float_parts
 from lowbit.checkpoint.compressed_tensors.settings import METHOD, PACKED, WeightSettings, module_class
 from lowbit.checkpoint.files import new_directory
 from lowbit.checkpoint.huggingface.config import write_style
@@ -26,7 +27,7 @@ from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.shards import ShardWriter
 from lowbit.checkpoint.huggingface.sidecars import write_sidecars
 from lowbit.errors import CheckpointError
-from lowbit.formats import Along, Channel, Int, QuantizedTensor, Ternary, WeightFormat, WholeTensor, Zero
+from lowbit.formats import Along, Channel, Float, Int, QuantizedTensor, Ternary, WeightFormat, WholeTensor, Zero
 
 SHARD_BYTES = 5_000_000_000
 COMMON_BITS = frozenset({4, 8})
@@ -89,6 +90,14 @@ def expressible(form: WeightFormat, k: int) -> WeightSettings | str:
     """The settings under which a weight of this format and k input features is stored, or why it cannot be, and what
     to do instead."""
     remedy = "use int1 to int8 with fp16 or bf16 scales, such as int4_g32 or int4_g32_asym"
+    grouping = form.grouping
+    if isinstance(grouping, Along) and grouping.size >= k and form.scale.super is None and form.scale.dtype != "e8m0":
+        grouping = Channel()  # one group a row: the same numbers
+    if isinstance(grouping, Along) and k % grouping.size:
+        fitting = max(size for size in range(1, grouping.size + 1) if k % size == 0)
+        return f"its groups divide the {k} input features, and {grouping.size} does not; use g{fitting} or channel"
+    if isinstance(form.element, Float):
+        return express_floats(form, grouping)
     if not isinstance(form.element, Int | Ternary):
         return f"it holds integers, not {form.element.name}; {remedy}"
     if form.scale.super is not None or form.scale.dtype not in SCALE_NAMES.values():
@@ -97,12 +106,6 @@ def expressible(form: WeightFormat, k: int) -> WeightSettings | str:
         return f"its zero points are integers, not {form.zero.name.lower()} values; {remedy}"
     if form.element == Int(1) and form.zero is Zero.NONE:
         return "its 1-bit codes mean -1 and 0, not -1 and +1; use ternary, or int1 with _asym"
-    grouping = form.grouping
-    if isinstance(grouping, Along) and grouping.size >= k:
-        grouping = Channel()  # one group a row: the same numbers
-    if isinstance(grouping, Along) and k % grouping.size:
-        fitting = max(size for size in range(1, grouping.size + 1) if k % size == 0)
-        return f"its groups divide the {k} input features, and {grouping.size} does not; use g{fitting} or channel"
     if not isinstance(grouping, Along | Channel | WholeTensor):
         return f"its groups are runs along k, rows, or the tensor, not {grouping.suffix}; {remedy}"
     return WeightSettings(form.bits, form.zero is Zero.NONE, grouping)
@@ -122,9 +125,10 @@ def quantization_config(checkpoint: Checkpoint, settings: dict[str, WeightSettin
         if "lm_head.weight" not in checkpoint.entries:
             ignore.append("lm_head")  # a tied head is a Linear too
         groups = {setting: ["Linear"] for setting in groups}
+    layouts = {setting.layout for setting in groups}
     return {
         "quant_method": METHOD,
-        "format": PACKED,
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{i}": {
@@ -132,7 +136,7 @@ def quantization_config(checkpoint: Checkpoint, settings: dict[str, WeightSettin
                 "weights": setting.arguments(),
                 "input_activations": None,
                 "output_activations": None,
-                "format": PACKED,
+                "format": setting.layout,
             }
             for i, (setting, targets) in enumerate(groups.items())
         },
@@ -161,7 +165,7 @@ def _plan(checkpoint: Checkpoint) -> dict[str, WeightSettings]:
 
 
 def _cannot(name: str, form: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{name.removesuffix('.weight')} in {form} cannot be written as {PACKED}: {reason}")
+    return CheckpointError(f"{name.removesuffix('.weight')} in {form} cannot be written: {reason}")
 
 
 def _packed(name: str, q: QuantizedTensor, setting: WeightSettings) -> Iterator[tuple[str, Tensor]]:
@@ -182,6 +186,9 @@ def _packed(name: str, q: QuantizedTensor, setting: WeightSettings) -> Iterator[
                 "groups are runs of neighbouring columns, and it has an activation order; quantize it without",
             )
         codes = torch.empty_like(codes).index_copy_(1, q.perm, codes)
+    if setting.layout != PACKED:
+        yield from float_parts(name, q, setting, codes)
+        return
     if isinstance(q.format.element, Ternary):
         codes = codes + 1  # -1, 0, +1 around the 2-bit zero of 2
     yield f"{name}_packed", pack_codes(codes, bits)
@@ -198,7 +205,7 @@ def _notes(checkpoint: Checkpoint, settings: dict[str, WeightSettings]) -> list[
     notes = []
     if ternary := [n for n in settings if isinstance(checkpoint.entries[n].form.element, Ternary)]:  # type: ignore[union-attr]
         notes.append(f"{len(ternary)} ternary modules are stored as 2-bit integers: the same numbers, 2 bits each")
-    if rare := sorted({s.bits for s in settings.values()} - COMMON_BITS):
+    if rare := sorted({s.bits for s in settings.values() if s.kind == "int"} - COMMON_BITS):
         widths = ", ".join(map(str, rare))
         notes.append(
             f"widths of {widths} bits: compressed-tensors 0.20 and lowbit open them, many engines know 4 and 8 only"
