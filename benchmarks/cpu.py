@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,24 @@ WORKING_SET = 96e6  # bytes of weights touched before one is touched again
 ROUNDS = 25
 
 
-def interleaved(calls: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+def interleaved(
+    calls: dict[Any, Any], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[Any, list[float]]:
     """Seconds of every call, in turns, after one of each to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Any, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return times
+
+
+def clock_of(threads: int) -> Callable[[], float]:
+    """One thread is timed by the processor time it takes, which other work on the machine disturbs less."""
+    return time.thread_time if threads == 1 else time.perf_counter
 
 
 def matmuls(threads: int, folder: Path | None, formats: list[str]) -> None:

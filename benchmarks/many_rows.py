@@ -4,7 +4,7 @@
 
 What it answers: would it pay to dequantize a weight and let torch multiply? Torch's columns leave the dequantizing out,
 so they are more than such a path could reach. x is bf16: `torch bf16` multiplies as it is, `torch fp32` takes x and the
-weight in float32 and rounds the result. Best and median times; nothing else should run.
+weight in float32 and rounds the result. Best and median times, of one thread the processor time it took.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from cpu import interleaved
+from cpu import clock_of, interleaved
 from lowbit.formats import quantize
 from lowbit.kernels.cpu.family import CpuConfig, CpuFamily
 from lowbit.kernels.cpu.isa import best
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    clock = clock_of(arguments.threads)
     n = k = arguments.size
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
     rows: list[dict[str, Any]] = []
@@ -65,7 +66,7 @@ def main() -> None:
             x = torch.randn(m, k).bfloat16()
             rounds = 5 if m > 256 else 11
             line = f"{name:10} m={m:4}"
-            for what, seconds in interleaved(_calls(packed, dense, x), rounds).items():
+            for what, seconds in interleaved(_calls(packed, dense, x), rounds, clock).items():
                 least, median = min(seconds), statistics.median(seconds)
                 speed = 2 * m * n * k / least / 1e9
                 rows.append(

@@ -45,7 +45,10 @@ def relative_error(y: Tensor, want: Tensor) -> float:
 
 
 def assert_as_good_as_torch(y: Tensor, x: Tensor, q: QuantizedTensor, bias: Tensor | None = None) -> None:
-    """The rule: against float64, at most twice the error of torch with the weight rounded to x's dtype."""
+    """The rule: against float64, at most twice the error of torch with the weight rounded to x's dtype.
+
+    By the root mean square and by the largest.
+    """
     want = x.double() @ q.dequantize(torch.float64).T
     ours = torch.nn.functional.linear(x, q.dequantize().to(x.dtype), bias)
     if bias is not None:
@@ -53,3 +56,4 @@ def assert_as_good_as_torch(y: Tensor, x: Tensor, q: QuantizedTensor, bias: Tens
     assert y.dtype == x.dtype
     assert y.shape == want.shape
     assert relative_error(y, want) <= 2 * relative_error(ours, want)
+    assert (y.double() - want).abs().max() <= 2 * (ours.double() - want).abs().max()
