@@ -64,6 +64,19 @@ def test_the_first_error_is_raised() -> None:
     assert torch.get_num_threads() == 2
 
 
+def test_an_interruption_while_threads_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(parallel, "Barrier", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        each(lambda item: item, range(4), CPU)
+    assert torch.get_num_threads() == 2
+
+
 def test_the_callers_inference_mode() -> None:
     def work(_: int) -> tuple[bool, bool]:
         return torch.is_inference_mode_enabled(), torch.is_grad_enabled()

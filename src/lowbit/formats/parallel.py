@@ -43,11 +43,13 @@ def each(work: Callable[[T], R], items: Sequence[T], device: torch.device) -> li
             return work(item)
 
     with ThreadPoolExecutor(count, "lowbit", start) as pool:
-        futures = [pool.submit(one, item) for item in items]
         try:
+            futures = [pool.submit(one, item) for item in items]
             ready.wait()
             torch.set_num_threads(before)
             return [future.result() for future in futures]
         except BaseException:
+            ready.abort()  # an interruption must not leave threads that wait for this one
             pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(before)
             raise
