@@ -2,7 +2,7 @@
 
 Three things decide, all read off measurements on the H200 (benchmarks/matmul.py):
 
-- tokens: up to 16 `mma` is faster than `wgmma`, which takes as long for 8 tokens as for 32;
+- tokens: up to 8 `mma` is faster than `wgmma`, which takes as long for 8 tokens as for 32;
 - bytes of the weight: a small one is over before a multiprocessor has been refilled, so one CTA of each multiprocessor
   leaves room for one of the next kernel, whose weights then arrive early; a large one wants the room for itself;
 - bytes of a stage: eight bits take half the columns of four.
@@ -26,16 +26,16 @@ _SHAPES = {
         HopperConfig(NAME, 8, 512, 4, splits=4, ctas_per_sm=2, maxnreg=48, even_runs=True),
     ),
     16: (
-        HopperConfig(NAME, 16, 512, 3, splits=2, maxnreg=80),
+        HopperConfig(NAME, 16, 512, 3, splits=2, maxnreg=80, wide=True),
         HopperConfig(NAME, 16, 512, 3, splits=2, ctas_per_sm=2, maxnreg=80, wide=True, even_runs=True),
     ),
     32: (
         HopperConfig(NAME, 32, 256, 4, splits=2, maxnreg=80, wide=True),
-        HopperConfig(NAME, 32, 512, 2, ctas_per_sm=2, maxnreg=128, wide=True),
+        HopperConfig(NAME, 32, 256, 3, warps=8, row_blocks=2, ctas_per_sm=2, maxnreg=80, wide=True, even_runs=True),
     ),
     64: (
-        HopperConfig(NAME, 64, 256, 5, splits=2, maxnreg=168, wide=True),
-        HopperConfig(NAME, 64, 256, 3, row_blocks=2, splits=2, maxnreg=168, wide=True),
+        HopperConfig(NAME, 64, 256, 5, splits=2, maxnreg=168, wide=True, even_runs=True),
+        HopperConfig(NAME, 64, 512, 2, warps=8, row_blocks=2, maxnreg=168, chunk=64, wide=True),
     ),
 }
 

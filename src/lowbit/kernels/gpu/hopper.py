@@ -59,6 +59,8 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
         return f"{config.warps} warps, {config.row_blocks} row blocks, {config.splits} splits: no such arrangement"
     if mine % 64 or mine * config.splits != config.block_k or config.block_k // 16 * format.bits > 256:
         return f"block_k={config.block_k} in {config.splits} parts: each is a multiple of 64, and a box has 256 lines"
+    if config.chunk not in (32, 64, 128):
+        return f"chunk={config.chunk}: 32, 64 or 128 columns are decoded at a time"
     if isinstance(format.grouping, Along) and mine % format.grouping.size:
         return f"block_k={config.block_k} in {config.splits} parts: each holds whole groups of {format.grouping.size}"
     if (size := smem_bytes(config, format)) > SMEM_LIMIT:

@@ -110,6 +110,12 @@ def _group(chunk, per_group, step):
 
 
 @gluon.jit
+def _tiles(buffers, stage):
+    """Words, scales, zeros and x of a stage."""
+    return buffers[0].index(stage), buffers[1].index(stage), buffers[2].index(stage), buffers[3].index(stage)
+
+
+@gluon.jit
 def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `mma`: 8 tokens at a time, x in registers too.
 
@@ -122,10 +128,7 @@ def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tile = buffers[0].index(stage)
-    s_tile = buffers[1].index(stage)
-    z_tile = buffers[2].index(stage)
-    x_tile = buffers[3].index(stage)
+    w_tile, s_tile, z_tile, x_tile = _tiles(buffers, stage)
     x_type: gl.constexpr = x_tile.dtype
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
@@ -148,10 +151,7 @@ def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tile = buffers[0].index(stage)
-    s_tile = buffers[1].index(stage)
-    z_tile = buffers[2].index(stage)
-    x_tile = buffers[3].index(stage)
+    w_tile, s_tile, z_tile, x_tile = _tiles(buffers, stage)
     x_type: gl.constexpr = x_tile.dtype
     a = weights(w_tile, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
@@ -174,37 +174,87 @@ def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def _awaited(found, source, TEXT: gl.constexpr, CONSTRAINTS: gl.constexpr):
+def _awaited(found, source, TEXT: gl.constexpr, CONSTRAINTS: gl.constexpr, PACK: gl.constexpr):
     """The published values at `source`, where a first load found `found`: waits for those that were not there yet."""
     return gl.inline_asm_elementwise(
-        TEXT, CONSTRAINTS, [found, source.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=4
+        TEXT, CONSTRAINTS, [found, source.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=PACK
     )
+
+
+@gluon.constexpr_function
+def _slot_layout(warps):
+    """Sums in the order of a slot, [lines, threads, 4]: a line is 16 bytes of every thread."""
+    return gl.BlockedLayout([1, 1, 4], [1, 32, 1], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.jit
+def _to_slot(acc, P: gl.constexpr):
+    """Sums [rows, tokens] in the order of a slot; no value leaves its thread."""
+    REPEATS: gl.constexpr = P.BLOCKS * 4 // P.WARPS
+    acc = gl.reshape(acc, [REPEATS, P.WARPS, 2, 8, P.BM // 8, 4, 2])
+    acc = gl.reshape(gl.permute(acc, (0, 4, 1, 3, 5, 2, 6)), [REPEATS * P.BM // 8, P.WARPS * 32, 4])
+    return gl.convert_layout(acc, _slot_layout(P.WARPS), assert_trivial=True)
+
+
+@gluon.jit
+def _from_slot(acc, P: gl.constexpr):
+    """The inverse of _to_slot."""
+    REPEATS: gl.constexpr = P.BLOCKS * 4 // P.WARPS
+    acc = gl.permute(gl.reshape(acc, [REPEATS, P.BM // 8, P.WARPS, 8, 4, 2, 2]), (0, 2, 5, 3, 1, 4, 6))
+    acc = gl.reshape(acc, [P.BLOCKS * 64, P.BM])
+    return gl.convert_layout(acc, acc_layout(P.WIDE, P.WARPS, P.BM), assert_trivial=True)
+
+
+@gluon.jit
+def _slot_places(P: gl.constexpr):
+    """Where in a slot each value lies; and, for every thread, the last of its own."""
+    layout: gl.constexpr = _slot_layout(P.WARPS)
+    LINES: gl.constexpr = P.BLOCKS * P.BM // 2 // P.WARPS
+    LINE: gl.constexpr = P.WARPS * 128
+    line = gl.arange(0, LINES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    thread = gl.arange(0, P.WARPS * 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    value = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    places = line[:, None, None] * LINE + thread[None, :, None] * 4 + value[None, None, :]
+    return places, (LINES - 1) * LINE + thread * 4 + 3
+
+
+@gluon.jit
+def _add_published(acc, partial_ptr, first_cta, pid, P: gl.constexpr):
+    """acc + what the CTAs before this one published of its tile, in their order; their slots are empty again."""
+    SLOT: gl.constexpr = P.BLOCKS * 64 * P.BM
+    places, own_last = _slot_places(P)
+    total = _to_slot(acc, P)
+    nothing = gl.full(places.shape, P.EMPTY, gl.int32, places.type.layout)
+    for first in range(first_cta, pid, P.AHEAD):
+        if P.BLOCKS * P.BM // P.WARPS > 4:  # many values: once one is there, so are most when asked for
+            newest = partial_ptr + (gl.minimum(first + P.AHEAD, pid) - 1) * SLOT
+            empty = gl.full(own_last.shape, P.EMPTY, gl.int32, own_last.type.layout)
+            _awaited(empty, newest + own_last, P.AWAIT_ONE, P.AWAIT_ONE_CONSTRAINTS, 1)
+        found = ()
+        for i in gl.static_range(P.AHEAD):  # ask for several slots at once: each answer takes a while
+            found = found + (gl.load(partial_ptr + gl.minimum(first + i, pid - 1) * SLOT + places, volatile=True),)
+        for i in gl.static_range(P.AHEAD):
+            if first + i < pid:
+                source = partial_ptr + (first + i) * SLOT + places
+                total += _awaited(found[i], source, P.AWAIT, P.AWAIT_CONSTRAINTS, 4).to(gl.float32, bitcast=True)
+                gl.store(source, nothing)
+    return _from_slot(total, P)
 
 
 @gluon.jit
 def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P: gl.constexpr):
     """Publish the partial sums of a tile that another CTA owns; or add what others published, and store y."""
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
-    rows = gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
-    tokens = gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
-    at = rows[:, None] * P.BM + tokens[None, :]
-    SLOT: gl.constexpr = P.BLOCKS * 64 * P.BM
     if not owned:
-        bits = acc.to(gl.int32, bitcast=True)
-        gl.store(partial_ptr + pid * SLOT + at, gl.where(bits == P.EMPTY, 0x7FFFFFFF, bits))
+        places, _ = _slot_places(P)
+        bits = _to_slot(acc, P).to(gl.int32, bitcast=True)
+        slot = partial_ptr + pid * (P.BLOCKS * 64 * P.BM)
+        gl.store(slot + places, gl.where(bits == P.EMPTY, 0x7FFFFFFF, bits))
     else:
-        for first in range(first_cta, pid, P.AHEAD):
-            found = ()
-            for i in gl.static_range(P.AHEAD):  # ask for several at once: each answer takes a while
-                cta = gl.minimum(first + i, pid - 1)
-                found = found + (gl.load(partial_ptr + cta * SLOT + at, volatile=True),)
-            for i in gl.static_range(P.AHEAD):
-                if first + i < pid:
-                    source = partial_ptr + (first + i) * SLOT + at
-                    acc += _awaited(found[i], source, P.AWAIT, P.AWAIT_CONSTRAINTS).to(gl.float32, bitcast=True)
-                    gl.store(source, gl.full([P.BLOCKS * 64, P.BM], P.EMPTY, gl.int32, sums))
-        n_at = (tile // m_tiles) * (P.BLOCKS * 64) + rows
-        m_at = (tile % m_tiles) * P.BM + tokens
+        if first_cta < pid:
+            acc = _add_published(acc, partial_ptr, first_cta, pid, P)
+        n_at = (tile // m_tiles) * (P.BLOCKS * 64) + gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
+        m_at = (tile % m_tiles) * P.BM + gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
         if P.BIAS:
             acc += gl.load(bias_ptr + n_at, mask=n_at < n, other=0.0).to(gl.float32)[:, None]
         y_at = y_ptr + m_at[None, :].to(gl.int64) * n + n_at[:, None]

@@ -34,6 +34,7 @@ class HopperConfig(KernelConfig):
     splits: int = 1
     ctas_per_sm: int = 1
     maxnreg: int = 128
+    chunk: int = 128  # columns decoded at a time, at most: fewer need fewer registers
     wide: bool = False  # `wgmma` instead of `mma`: faster where there are many tokens
     even_runs: bool = False  # the fewest CTAs that make the longest run no longer: more runs end where tiles end
     whole_tiles: bool = False  # no tile of y is shared between CTAs: batch-invariant
@@ -84,8 +85,10 @@ class Plan:
     AHEAD: int  # partial sums of other CTAs asked for at a time
     DECODE: str
     CONSTRAINTS: str
-    AWAIT: str = ptx.AWAIT
-    AWAIT_CONSTRAINTS: str = ptx.AWAIT_CONSTRAINTS
+    AWAIT: str = ptx.AWAIT[0]
+    AWAIT_CONSTRAINTS: str = ptx.AWAIT[1]
+    AWAIT_ONE: str = ptx.AWAIT_ONE[0]
+    AWAIT_ONE_CONSTRAINTS: str = ptx.AWAIT_ONE[1]
     EMPTY: int = ptx.EMPTY
 
 
@@ -96,7 +99,7 @@ def plan_for(config: HopperConfig, format: WeightFormat, x_type: str, bias: bool
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
     by_group = isinstance(format.grouping, Along)
     group = format.grouping.size if isinstance(format.grouping, Along) else mine
-    chunk = min(128, group, mine)
+    chunk = min(config.chunk, group, mine)
     tile_groups = config.block_k // group if by_group else 1
     decode = ptx.decode_integer(bits, x_type, format.zero is Zero.INT)
     (factor0, offset0), (factor1, offset1) = decode.zeros or ((0, 0), (0, 0))
