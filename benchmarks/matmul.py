@@ -1,17 +1,17 @@
 """GPU matmul beside cuBLAS and, where it is installed, Humming: microseconds a launch, weights from memory.
 
     python benchmarks/matmul.py --peers          figures -> benchmarks/results/<device>/matmul.json
-    python benchmarks/matmul.py --tune           try every configuration of the grid, print the table's rows as JSON
 
-One launch for each of several copies of the weight (300 MB or more in all, so that none comes from the L2) in one
-CUDA graph; the median of replays. The floor is the larger of bytes / 4.45 TB/s and operations / 790 TFLOP/s, both
-measured on an H200. Every result is compared with float32 before it is timed.
+One launch for each of several copies of the weight (12 or more, 300 MB or more in all, so that none comes from the L2)
+in one CUDA graph; the median of replays. A graph's start takes some microseconds: with the three copies that make
+300 MB of the largest weight, a launch would seem 3 us longer than it is in a model. The floor is the larger of
+bytes / 4.45 TB/s and operations / 790 TFLOP/s, both measured on an H200. Every result is compared with float32 before
+it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 import lowbit
-from hopper_grid import configurations
 from lowbit.dispatch.choose import choose
 from lowbit.formats import QuantizedTensor, Zero, parse_format
-from lowbit.kernels import Problem, get_family
+from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
 from lowbit.packing import FRAGMENT, PackedWeight
 from record import save
@@ -32,6 +31,11 @@ from record import save
 SHAPES = [(8192, 28672), (28672, 4096), (6144, 4096), (4096, 14336), (4096, 4096)]
 READ_TBS, NOMINAL_TBS, TFLOPS = 4.45, 4.8, 790.0
 COPIES_BYTES = 320e6
+
+
+def copies_of(weight_bytes: float) -> int:
+    """How many copies of a weight are launched in turn."""
+    return max(12, int(COPIES_BYTES // weight_bytes) + 1)
 
 
 def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
@@ -98,11 +102,10 @@ def humming_layer(weight: PackedWeight, dtype: torch.dtype) -> Any:
 
 def rows_for(n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool) -> list[dict[str, Any]]:
     """Measure one shape and format at several numbers of tokens."""
-    weight_format = parse_format(name)
-    copies = int(COPIES_BYTES // (n * k * weight_format.bits // 8)) + 1
+    copies = copies_of(n * k * parse_format(name).bits / 8)
     weights = [random_weight(n, k, name, seed) for seed in range(copies)]
     truth = dense(weights[0], torch.float32)
-    wide = [truth.to(dtype).clone() for _ in range(int(COPIES_BYTES // (n * k * 2)) + 1)] if peers else []
+    wide = [truth.to(dtype).clone() for _ in range(copies_of(n * k * 2))] if peers else []
     layers = [humming_layer(w, dtype) for w in weights] if peers and _has_humming() and name == "int4_g128" else []
     rows = []
     for m in tokens:
@@ -135,34 +138,8 @@ def _has_humming() -> bool:
     return True
 
 
-def tune(n: int, k: int, name: str) -> list[dict[str, Any]]:
-    """The fastest right configuration of the grid for each tile of tokens."""
-    copies = int(COPIES_BYTES // (n * k * parse_format(name).bits // 8)) + 1
-    weights = [random_weight(n, k, name, seed) for seed in range(copies)]
-    truth = dense(weights[0], torch.float32)
-    rows = []
-    for m in (8, 16, 32, 64):
-        x = torch.randn(m, k, device="cuda").half()
-        best = None
-        run = get_family("hopper").run
-        for config in configurations(n, k, m, name):
-            y = run(config, x, weights[0], None).float()
-            if float((y - x.float() @ truth.t()).norm() / y.norm()) > 1e-3:
-                print(f"wrong: {config}")
-                continue
-            us = launch_us(lambda x=x, c=config, run=run: [run(c, x, w, None) for w in weights] and None, copies, 8)
-            if best is None or us < best[0]:
-                best = (us, config)
-        assert best is not None
-        values = {key: value for key, value in asdict(best[1]).items() if key != "family"}
-        rows.append({"family": "hopper", "format": name, "n": n, "k": k, "us": round(best[0], 2), "config": values})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--format", default="int4_g128")
     parser.add_argument("--peers", action="store_true", help="measure cuBLAS and Humming too")
     parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
@@ -171,10 +148,6 @@ def main() -> None:
     parser.add_argument("--name", default="matmul", help="of the record")
     options = parser.parse_args()
     shapes = [tuple(int(size) for size in shape.split("x")) for shape in options.shapes.split(",")]
-    if options.tune:
-        for n, k in shapes:
-            tune(n, k, options.format)
-        return
     rows = []
     tokens = [int(m) for m in options.m.split(",")]
     for n, k in shapes:

@@ -1,13 +1,12 @@
 """Configurations that were measured to be the fastest: one file a device in tuned/.
 
 A row names a family, a weight's format and shape and the configuration; it serves every m that needs the same tile of
-tokens. benchmarks/matmul.py --tune prints rows for them.
+tokens. benchmarks/hopper_tune.py prints rows for them.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -46,6 +45,5 @@ def tuned_config(family: KernelFamily, problem: Problem) -> KernelConfig | None:
     values = table(file_name(_device_name())).get(key)
     if values is None:
         return None
-    names = {field.name for field in fields(family.config_type)}
-    config = family.config_type(**{"family": family.name, **{k: v for k, v in values.items() if k in names}})
+    config = family.config_type(family=family.name, **values)
     return config if family.legal(config, problem) is None else None
