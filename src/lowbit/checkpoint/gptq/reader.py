@@ -1,7 +1,7 @@
 """GPTQ: what every quantized module of such a checkpoint folds into.
 
     qweight   int32 [k b / 32, n]   codes, a stream of b bits down each column (5 to 7 bits and gptq_p: planes)
-    qzeros    int32 [G, n b / 32]   zero points, the same along each row (see zeros.py)
+    qzeros    int32 [G, n b / 32]   zero points, the same along each row (see zeros.py, file_zeros.py)
     scales    fp16 [G, n]
     g_idx     int32 [k]             group of each column; absent or all zero: i / group_size
 
@@ -13,7 +13,6 @@ Source: GPTQModel 7.7 and AutoGPTQ 0.7 (QuantLinear.pack), whose output this was
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.base import CheckpointWarning, Entry
+from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.columns import GroupOrder, Run, format_of_runs, group_order
+from lowbit.checkpoint.gptq.file_zeros import FileZeros, zero_words
 from lowbit.checkpoint.gptq.settings import MARLIN, METHOD, ModuleSettings, Settings, parse_settings, recognise
-from lowbit.checkpoint.gptq.zeros import WORD_BITS, Rule, lost_words, zero_points
+from lowbit.checkpoint.gptq.zeros import WORD_BITS
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
@@ -34,7 +34,6 @@ from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
 
 PARTS = frozenset({"qzeros", "scales", "g_idx"})
-OVERRIDE = "quantization={'checkpoint_format': 'gptq_v2'}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     marker, parts = ("B", frozenset({"s"})) if settings.layout == MARLIN else ("qweight", PARTS)
     modules = quantized_modules(store, marker, parts)
     kinds = {module.name: _settings_of(module, settings, assumptions) for module in modules}
-    zeros = _Zeros(settings, assumptions)
+    zeros = FileZeros(settings, assumptions)
     if settings.layout != MARLIN:
         kinds = zeros.decide(modules, kinds)
     entries = {}
@@ -78,7 +77,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
             entry = _fold_module(module, kinds[module.name], settings, zeros)
         entries[f"{module.name}.weight"] = entry
         claimed |= {f"{module.name}.{local}" for local in module.tensors}
-    if "modules_in_block_to_quantize" not in quantization:
+    if not quantization.get("modules_in_block_to_quantize"):
         note_plain(store, claimed, lambda name: settings.of(name) is not None, assumptions)
     return Folded(entries, claimed, assumptions)
 
@@ -94,102 +93,7 @@ def _settings_of(module: Module, settings: Settings, assumptions: list[str]) -> 
     return found
 
 
-class _Zeros:
-    """The zero points of one file: whether its symmetric modules are, by which rule fields are read, what was lost."""
-
-    def __init__(self, settings: Settings, assumptions: list[str]) -> None:
-        self.settings, self.assumptions = settings, assumptions
-        v1 = Rule.WORDS if settings.by_gptqmodel else Rule.FIELDS
-        self.rule = Rule.AS_STORED if settings.layout != "gptq" else v1
-        self._warned = False
-
-    def decide(self, modules: list[Module], kinds: dict[str, ModuleSettings]) -> dict[str, ModuleSettings]:
-        """Settings of each module; what the config calls symmetric is believed if the first such module bears it out.
-
-        Reads the zero points of that module.
-        """
-        first = next((m for m in modules if kinds[m.name].symmetric and m.has("qzeros")), None)
-        if first is not None:
-            bits = kinds[first.name].bits
-            fields = _fields(first, bits, self.settings)
-            least, most = (int(v) for v in fields.aminmax())
-            half = 1 << (bits - 1)
-            if (least, most) not in {(half, half), (half - 1, half - 1)}:
-                said = "says sym" if self.settings.states_symmetric else "does not say whether it is sym"
-                self.assumptions.append(
-                    f"the config {said}, but zero points such as those of {first.name} differ: used as stored"
-                )
-                kinds = {
-                    name: ModuleSettings(kind.bits, kind.group_size, False) if kind.symmetric else kind
-                    for name, kind in kinds.items()
-                }
-            elif self.rule is not Rule.AS_STORED and least == half:
-                self.rule = Rule.AS_STORED
-                self.assumptions.append(
-                    "checkpoint_format means zero points stored less one, but those of symmetric modules are stored "
-                    "as they are: so are all, as in 'gptq_v2'"
-                )
-        if any(not kind.symmetric for kind in kinds.values()):
-            self._say()
-        return kinds
-
-    def _say(self) -> None:
-        layout = self.settings.layout
-        said = (
-            f"checkpoint_format {layout!r}" if self.settings.states_layout else f"no checkpoint_format, so {layout!r}"
-        )
-        if self.rule is not Rule.AS_STORED:
-            remedy = f"; if the model answers nonsense, open it with {OVERRIDE}"
-            self.assumptions.append(f"zero points are stored {self.rule.value}: {said}{remedy}")
-
-    def read(self, module: Module, weights: Weights) -> Tensor | None:
-        """Zero points uint8 [G, n], None where all are in the middle. Raises CheckpointError where they are not."""
-        bits, n = weights.settings.bits, weights.n
-        if weights.settings.symmetric:
-            least, most = (int(v) for v in _fields(module, bits, self.settings).aminmax())
-            half = 1 << (bits - 1)
-            if (least, most) not in {(half, half), (half - 1, half - 1)}:
-                raise module.wrong(
-                    "qzeros",
-                    f"holds fields from {least} to {most}, but the module is symmetric, so all are {half - 1} (or "
-                    f"{half}); open the model with quantization={{'sym': False}} if it is not",
-                )
-            return None
-        stored = module.tensors["qzeros"].read()
-        planar = self.settings.is_planar(bits)
-        if self.rule is Rule.FIELDS and not self._warned:
-            self._warn(module, lost_words(_fields(module, bits, self.settings), bits, WORD_BITS[stored.dtype]))
-        return zero_points(stored, bits, n, Rule.AS_STORED if planar else self.rule, planar)
-
-    def _warn(self, module: Module, lost: int) -> None:
-        if lost:
-            self._warned = True
-            warnings.warn(
-                f"{module.name}: {lost} words of qzeros end in fields of ones, as a writer leaves that stores a zero "
-                "point of 0 as -1 over its neighbours: their zero points are lost; quantize the model again, or use "
-                "a file in the format gptq_v2",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-
-
-def _fields(module: Module, bits: int, settings: Settings) -> Tensor:
-    """The stored fields of a module's zero points, uint8 [G, n]; its shapes have not been checked yet."""
-    stored = module.tensors["qzeros"]
-    scales = module.tensors.get("scales")
-    planar = settings.is_planar(bits)
-    n = scales.shape[-1] if scales is not None and scales.shape else 0
-    words = _zero_words(n, bits, settings)
-    if scales is None or not n or stored.dtype != settings.word or stored.shape != (scales.shape[0], words):
-        raise module.wrong("qzeros", f"has shape {list(stored.shape)}: it does not fit the scales")
-    return zero_points(stored.read(), bits, n, Rule.AS_STORED, planar)
-
-
-def _zero_words(n: int, bits: int, settings: Settings) -> int:
-    return stream_words(n, bits, WORD_BITS[settings.word])
-
-
-def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros: _Zeros) -> Entry:
+def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros: FileZeros) -> Entry:
     """Check every tensor of a module against the settings; what to load is an Entry."""
     bits, planar = kind.bits, settings.is_planar(kind.bits)
     word_bits = WORD_BITS[settings.word]
@@ -205,7 +109,7 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
     qweight = module.take("qweight", [(stream_words(k, bits, word_bits), n)], [settings.word])
     count = -(-k // (kind.group_size or k))
     scales = module.take("scales", [(count, n)], list(SCALE_NAMES))
-    module.take("qzeros", [(count, _zero_words(n, bits, settings))], [settings.word])
+    module.take("qzeros", [(count, zero_words(n, bits, settings))], [settings.word])
     if module.has("g_idx"):
         module.take("g_idx", [(k,)], [torch.int32, torch.int64])
     module.finish()
@@ -218,7 +122,7 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
         perm = None if order is None else order.perm
         codes = torch.empty(n, k, dtype=torch.uint8)
         unpack_columns(qweight.read(), bits, codes, order=perm, planar=planar)
-        found = zeros.read(module, weights)
+        found = zeros.read(module, kind, n)
 
         def arranged(values: Tensor) -> Tensor:
             values = values if order is None or order.groups is None else values[order.groups]
