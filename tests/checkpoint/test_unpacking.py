@@ -52,6 +52,17 @@ def test_marlin(each_isa, monkeypatch, shape):
     assert torch.equal(marlin.unpack_marlin(words), in_torch(monkeypatch, marlin.unpack_marlin, words))
 
 
+def test_threads_share_the_work(monkeypatch):
+    from lowbit.kernels.cpu import repack
+
+    words, fast = words_of(64, 512), words_of(16, 4096, torch.int16)
+    pairs = [(layouts.unpack_gemm, words), (layouts.unpack_fast, fast), (marlin.unpack_marlin, words)]
+    expected = [in_torch(monkeypatch, function, source) for function, source in pairs]
+    monkeypatch.setattr(repack, "usable_threads", lambda: 3)
+    monkeypatch.setattr(repack, "_MANY_CODES", 0)
+    assert all(torch.equal(function(source), right) for (function, source), right in zip(pairs, expected, strict=True))
+
+
 def test_large_words_are_unpacked_by_compiled_code(monkeypatch):
     """And give what small pieces of them give."""
     words = words_of(64, 512)

@@ -21,7 +21,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I64, PTR, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, shuffled
+from lowbit.kernels.cpu.repack import function, share, shuffled
 
 ROWS, COLUMNS = 64, 16  # of a tile
 SINGLE_ORDER = (0, 1, 8, 9, 16, 17, 24, 25)  # of scales, where a row has one
@@ -62,7 +62,13 @@ def unpack_marlin(words: Tensor) -> Tensor:
     tiles, width = words.shape
     if words.numel() >= FEW_WORDS and words.is_contiguous() and not unavailable():
         codes = torch.empty(width // 2, tiles * COLUMNS, dtype=torch.uint8)
-        function(unpack(best()), 5)(words.data_ptr(), width, codes.data_ptr(), tiles, width // 2 // ROWS)
+        kernel = function(unpack(best()), 5)
+
+        def work(first: int, end: int) -> None:
+            target = codes.data_ptr() + first * ROWS * tiles * COLUMNS
+            kernel(words.data_ptr() + first * 512, width, target, tiles, end - first)
+
+        share(width // 2 // ROWS, codes.numel(), work)
         return codes
     n, k = width // 2, tiles * COLUMNS
     source = words.reshape(tiles, n // ROWS, 8, 4, 4)  # R, B, i / 4, i mod 4, j

@@ -136,5 +136,5 @@ def pack(
     target = torch.device(device) if device is not None else q.device
     if layout is None:
         q, layout = _servable(q, target.type, backend)
-    packed = pack_as(q, layout)
-    return packed if packed.device == target else packed.to(target)
+    packed = pack_as(q if q.device == target else q.to(target), layout)
+    return packed if packed.device == target else packed.to(target)  # "cuda" is some device with a number

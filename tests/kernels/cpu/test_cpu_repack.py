@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowbit.kernels.cpu import repack
+from lowbit.kernels.cpu import columns, repack
 from lowbit.kernels.cpu.isa import available
 from lowbit.packing import CPU_TILE, DENSE, compiled
 from lowbit.packing.compiled import FEW_CODES, mover_for
@@ -84,6 +84,33 @@ def test_layouts_use_them_for_large_tensors(bits: int, n: int, k: int, monkeypat
     without = [layout.pack(codes, bits) for layout in (DENSE, CPU_TILE)]
     assert all(torch.equal(a, b) for a, b in zip(with_them, without, strict=True))
     assert all(torch.equal(codes, other) for other in back)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(repack, "usable_threads", lambda: threads)
+    monkeypatch.setattr(repack, "_MANY_CODES", 0)
+    codes, order = codes_of(80, 96, 4), torch.randperm(96)
+    words, out = CPU_TILE.pack(codes, 4), torch.zeros(80 * 96, dtype=torch.uint8)
+    packed = torch.zeros_like(words)
+    assert MOVER.pack_tiles(codes, 4, packed) == 5 and torch.equal(packed, words)
+    stream = DENSE.pack(codes, 4)
+    assert MOVER.unpack_stream(stream.view(-1).view(torch.uint8), 4, out) == 80 * 96
+    assert torch.equal(out.view(80, 96), codes)
+    assert torch.equal(repack.reorder_columns(codes, order), codes[:, order])
+    columnwise = torch.empty_like(codes)
+    assert columns.unpack_columns(stream.T.contiguous(), 4, columnwise, order, False) == 80
+    assert torch.equal(columnwise, codes[:, order])
+
+
+def test_an_error_in_a_thread_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repack, "usable_threads", lambda: 2)
+
+    def work(first: int, end: int) -> None:
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        repack.share(4, 1 << 30, work)
 
 
 def test_machines_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I64, PTR, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, shuffled, transposed
+from lowbit.kernels.cpu.repack import function, share, shuffled, transposed
 
 BLOCK = 16  # rows of words, and bytes
 FEW_BYTES = 1 << 16
@@ -73,7 +73,12 @@ def unpack_nibbles(words: Tensor, codes: Tensor, order: Sequence[int]) -> tuple[
         return 0, 0
     blocks, row_blocks = width // 4, rows // BLOCK
     kernel = function(nibbles(best(), tuple(order)), 6)
-    kernel(words.data_ptr(), 4 * width, codes.data_ptr(), rows, blocks, row_blocks)
+
+    def work(first: int, end: int) -> None:
+        target = codes.data_ptr() + first * 2 * BLOCK * rows
+        kernel(words.data_ptr() + first * BLOCK, 4 * width, target, rows, end - first, row_blocks)
+
+    share(blocks, codes.numel(), work)
     return 32 * blocks, BLOCK * row_blocks
 
 
@@ -82,5 +87,10 @@ def unpack_tiles(words: Tensor, codes: Tensor) -> bool:
     quarters, columns = words.shape
     if unavailable() or words.numel() < FEW_BYTES // 2 or not words.is_contiguous() or words.dtype != torch.int16:
         return False
-    function(tiles(best()), 4)(words.data_ptr(), codes.data_ptr(), columns, quarters)
+    kernel = function(tiles(best()), 4)
+
+    def work(first: int, end: int) -> None:
+        kernel(words.data_ptr() + first * 2 * columns, codes.data_ptr() + first * 4 * columns, columns, end - first)
+
+    share(quarters, codes.numel(), work)
     return True

@@ -1,1 +1,1 @@
-"""GPTQ checkpoints: settings.py (the quantization_config), zeros.py, file_zeros.py (zero points), reader.py (modules)."""
+"""GPTQ checkpoints: settings.py (the config), zeros.py, file_zeros.py (zero points), reader.py (modules)."""

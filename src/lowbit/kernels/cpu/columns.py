@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I32, I64, PTR, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, transposed
+from lowbit.kernels.cpu.repack import function, share, transposed
 from lowbit.packing.tiles import PLANES
 
 STRIP, BLOCK = 16, 32
@@ -99,9 +99,14 @@ def unpack_columns(words: Tensor, bits: int, codes: Tensor, order: Tensor | None
     places = torch.arange(k, dtype=torch.int32)
     if order is not None:
         places = torch.empty_like(places).index_copy_(0, order, places)
-    scratch = torch.empty(STRIP * k + 64, dtype=torch.uint8)
-    aligned = scratch.data_ptr() + -scratch.data_ptr() % 64
     kernel = function(columns(best(), bits, planar), len(_NAMES))
-    kernel(words.data_ptr(), words.stride(0), codes.data_ptr(), codes.stride(0), places.data_ptr(), aligned,
-           n // STRIP, k // BLOCK)  # fmt: skip
+
+    def work(first: int, end: int) -> None:
+        scratch = torch.empty(STRIP * k + 64, dtype=torch.uint8)
+        kernel(
+            words.data_ptr() + first * 4 * STRIP, words.stride(0), codes.data_ptr() + first * STRIP * codes.stride(0),
+            codes.stride(0), places.data_ptr(), scratch.data_ptr() + -scratch.data_ptr() % 64, end - first, k // BLOCK,
+        )  # fmt: skip
+
+    share(n // STRIP, codes.numel(), work)
     return n // STRIP * STRIP

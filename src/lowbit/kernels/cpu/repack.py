@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import engine, unavailable
 from lowbit.kernels.cpu.ir import I32, I64, PTR, Type, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
+from lowbit.kernels.cpu.threads import cores, usable_threads
 from lowbit.packing.compiled import register_mover
 from lowbit.packing.tiles import PLANES
 
@@ -30,6 +33,7 @@ _EIGHTS = 8  # runs of eight codes in a step of unpack
 _I8 = Type("i8")
 _STEP_COLUMNS = 4  # of reorder
 _ROWS = 16  # of a tile
+_MANY_CODES = 1 << 20  # are shared among threads
 
 
 def shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
@@ -141,6 +145,23 @@ def function(text: str, arguments: int) -> Callable[..., None]:
     return function
 
 
+def share(count: int, codes: int, work: Callable[[int, int], None]) -> None:
+    """work(first, end) over 0 to count in parts, by as many threads as kernels use where there are many codes."""
+    threads = min(usable_threads(), count) if codes >= _MANY_CODES else 1
+    if threads <= 1:
+        work(0, count)
+        return
+    edges = [count * i // threads for i in range(threads + 1)]
+    for part in [_pool().submit(work, first, end) for first, end in pairwise(edges)]:
+        part.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that call compiled code; unused in children made by fork, where kernels take one thread."""
+    return ThreadPoolExecutor(cores(), "lowbit-repack")
+
+
 class CompiledMover:
     """packing.compiled.Mover on this processor."""
 
@@ -148,7 +169,12 @@ class CompiledMover:
         if bits == 8 or unavailable() or not (stream.is_contiguous() and codes.is_contiguous()):
             return 0
         steps = min(stream.numel() // (_EIGHTS * bits), codes.numel() // (8 * _EIGHTS))
-        function(unpack(best(), bits), 3)(stream.data_ptr(), codes.data_ptr(), steps)
+        kernel = function(unpack(best(), bits), 3)
+
+        def work(first: int, end: int) -> None:
+            kernel(stream.data_ptr() + first * _EIGHTS * bits, codes.data_ptr() + first * 8 * _EIGHTS, end - first)
+
+        share(steps, codes.numel(), work)
         return steps * 8 * _EIGHTS
 
     def pack_tiles(self, codes: Tensor, bits: int, words: Tensor) -> int:
@@ -156,14 +182,13 @@ class CompiledMover:
         if unavailable() or columns % 32 or codes.stride(1) != 1 or not words.is_contiguous():
             return 0
         kernel = function(pack(best(), bits), 4)
-        stride = codes.stride(0)
-        for tile in range(rows // 16):
-            kernel(
-                codes.data_ptr() + 16 * tile * stride,
-                stride,
-                words.data_ptr() + tile * 4 * words.stride(0),
-                columns // 32,
-            )
+        stride, size = codes.stride(0), 4 * words.stride(0)
+
+        def work(first: int, end: int) -> None:
+            for tile in range(first, end):
+                kernel(codes.data_ptr() + 16 * tile * stride, stride, words.data_ptr() + tile * size, columns // 32)
+
+        share(rows // 16, codes.numel(), work)
         return rows // 16
 
 
@@ -174,7 +199,12 @@ def reorder_columns(codes: Tensor, order: Tensor) -> Tensor:
         return codes[:, order]
     out = torch.empty_like(codes)
     places = order.to(torch.int32)
-    function(reorder(best()), 5)(codes.data_ptr(), out.data_ptr(), places.data_ptr(), n, k)
+    kernel = function(reorder(best()), 5)
+
+    def work(first: int, end: int) -> None:
+        kernel(codes.data_ptr() + first * k, out.data_ptr() + first * k, places.data_ptr(), end - first, k)
+
+    share(n, codes.numel(), work)
     return out
 
 
