@@ -59,6 +59,21 @@ def test_any_bytes_decode_as_in_the_gguf_package(number, n, blocks, seed):
 
 
 @pytest.mark.parametrize("number", QUANTIZED)
+def test_compiled_code_and_torch_decode_alike(number, monkeypatch):
+    """Both against the package, on more blocks than the small ones that torch always takes."""
+    import gguf
+
+    from lowbit.checkpoint.gguf import compiled
+
+    block = QUANTIZED[number]
+    raw = random_blocks(block, 33, 70, 3)
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number)))
+    for limit in (1, 1 << 40):
+        monkeypatch.setattr(compiled, "FEW_BYTES", limit)
+        assert torch.equal(decode(block, raw, 33).dequantize(), expected)
+
+
+@pytest.mark.parametrize("number", QUANTIZED)
 def test_every_type_runs(number):
     block = QUANTIZED[number]
     q = decode(block, random_blocks(block, 20, 2, 1), 20)

@@ -11,8 +11,8 @@ low nibble and weight j + 16 in its high one; bit j of `qh` is the fifth bit of 
     IQ4_NL  18 bytes  | d fp16 |                  qs 16 |        W = d table[c]
     MXFP4   17 bytes  | e uint8 |                 qs 16 |        W = 2^(e - 127) E2M1[c]
 
-A new type is one decode function and one row of BLOCKS. Source: ggml's ggml-common.h (block_q4_0 and so on) and the
-gguf package, which decodes the same bytes in the tests.
+A new type is one decode function, one row of BLOCKS, and a row of runs.py for its codes. Source: ggml's ggml-common.h
+(block_q4_0 and so on) and the gguf package, which decodes the same bytes in the tests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.gguf.fields import half, nibbles, single_bits
 from lowbit.checkpoint.gguf.kquants import iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k, tq1_0, tq2_0
+from lowbit.checkpoint.gguf.runs import codes_of, half
 from lowbit.formats import QuantizedTensor, WeightFormat, parse_format
 
 
@@ -44,37 +44,31 @@ class BlockType:
 
 
 def _q4_0(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(nibbles(blocks[..., 2:]).flatten(1), half(blocks, 0), None, parse_format("q4_0"))
+    return QuantizedTensor(codes_of("Q4_0", blocks), half(blocks, 0), None, parse_format("q4_0"))
 
 
 def _q4_1(blocks: Tensor) -> QuantizedTensor:
-    codes = nibbles(blocks[..., 4:]).flatten(1)
-    return QuantizedTensor(codes, half(blocks, 0), half(blocks, 2), parse_format("q4_1"))
+    return QuantizedTensor(codes_of("Q4_1", blocks), half(blocks, 0), half(blocks, 2), parse_format("q4_1"))
 
 
 def _q5_0(blocks: Tensor) -> QuantizedTensor:
-    codes = nibbles(blocks[..., 6:]) | single_bits(blocks[..., 2:6], 4)
-    return QuantizedTensor(codes.flatten(1), half(blocks, 0), None, parse_format("q5_0"))
+    return QuantizedTensor(codes_of("Q5_0", blocks), half(blocks, 0), None, parse_format("q5_0"))
 
 
 def _q5_1(blocks: Tensor) -> QuantizedTensor:
-    codes = nibbles(blocks[..., 8:]) | single_bits(blocks[..., 4:8], 4)
-    return QuantizedTensor(codes.flatten(1), half(blocks, 0), half(blocks, 2), parse_format("q5_1"))
+    return QuantizedTensor(codes_of("Q5_1", blocks), half(blocks, 0), half(blocks, 2), parse_format("q5_1"))
 
 
 def _q8_0(blocks: Tensor) -> QuantizedTensor:
-    codes = (blocks[..., 2:] ^ 128).flatten(1)  # int8 q as the code q + 128
-    return QuantizedTensor(codes, half(blocks, 0), None, parse_format("q8_0"))
+    return QuantizedTensor(codes_of("Q8_0", blocks), half(blocks, 0), None, parse_format("q8_0"))
 
 
 def _iq4_nl(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(nibbles(blocks[..., 2:]).flatten(1), half(blocks, 0), None, parse_format("iq4_nl_g32"))
+    return QuantizedTensor(codes_of("IQ4_NL", blocks), half(blocks, 0), None, parse_format("iq4_nl_g32"))
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(
-        nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0].contiguous(), None, parse_format("mxfp4")
-    )
+    return QuantizedTensor(codes_of("MXFP4", blocks), blocks[..., 0].contiguous(), None, parse_format("mxfp4"))
 
 
 BLOCKS: dict[int, BlockType] = {

@@ -23,99 +23,100 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.gguf.fields import half, split_bits
+from lowbit.checkpoint.gguf.runs import codes_of, half
 from lowbit.formats import QuantizedTensor, parse_format
 
 WEIGHTS = 256  # of a block
 
 
-def _twos(packed: Tensor) -> Tensor:
-    """Two-bit codes: [n, blocks, 64] -> [n, blocks, 256]."""
-    return split_bits(packed.reshape(*packed.shape[:-1], 2, 32), 2).flatten(2)
+def _copied(fields: Tensor) -> Tensor:
+    """A copy, which begins where any type may begin."""
+    return fields.clone(memory_format=torch.contiguous_format)
 
 
-def _runs(packed: Tensor, run: int) -> Tensor:
-    """Four-bit codes in runs of `run` bytes, low nibbles before high: [n, blocks, 128] -> [n, blocks, 256]."""
-    return split_bits(packed.reshape(*packed.shape[:-1], -1, run), 4).flatten(2)
+def _words(fields: Tensor) -> list[Tensor]:
+    """Four bytes at a time as one int32: [n, blocks, 4 count] uint8 -> `count` of [n, blocks]."""
+    return list(_copied(fields).view(torch.int32).unbind(-1))
+
+
+def _bytes(*words: Tensor) -> Tensor:
+    """The inverse of _words: int32 or int64 [n, blocks] -> uint8 [n, bytes of the words of all blocks]."""
+    return torch.stack(words, -1).view(torch.uint8).flatten(1)
+
+
+_LOW4, _LOW6, _LOW2 = 0x0F0F0F0F, 0x3F3F3F3F, 0x03030303  # of each byte of a word
 
 
 def _six_bit_scales(sc: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of Q4_K and Q5_K: [n, blocks, 12] -> two of [n, blocks, 8], 0 to 63.
+    """Scales and minima of Q4_K and Q5_K: [n, blocks, 12] -> two of [n, 8 blocks], 0 to 63.
 
     The first four of each are the low six bits of bytes 0 to 7; the others have their low four bits in bytes 8 to 11
     and their high two on top of the first.
     """
-    first, second, rest = sc[..., :4], sc[..., 4:8], sc[..., 8:]
-    scales = torch.cat((first & 63, (rest & 15) | ((first >> 6) << 4)), -1)
-    minima = torch.cat((second & 63, (rest >> 4) | ((second >> 6) << 4)), -1)
-    return scales, minima
+    first, second, rest = _words(sc)
+    scales = _bytes(first & _LOW6, (rest & _LOW4) | ((first >> 6 & _LOW2) << 4))
+    return scales, _bytes(second & _LOW6, (rest >> 4 & _LOW4) | ((second >> 6 & _LOW2) << 4))
 
 
 def q2_k(blocks: Tensor) -> QuantizedTensor:
-    sc = blocks[..., :16]
-    codes = _twos(blocks[..., 16:80])
+    sc = blocks[..., :16].contiguous()
     return QuantizedTensor(
-        codes.flatten(1), (sc & 15).flatten(1), (sc >> 4).flatten(1), parse_format("q2_k"),
+        codes_of("Q2_K", blocks), (sc & 15).flatten(1), (sc >> 4).flatten(1), parse_format("q2_k"),
         half(blocks, 80), -half(blocks, 82),
     )  # fmt: skip
 
 
 def q3_k(blocks: Tensor) -> QuantizedTensor:
-    high = torch.stack([(blocks[..., :32] >> i) & 1 for i in range(8)], -2)  # weight 32 i + j: bit i of byte j
-    codes = _twos(blocks[..., 32:96]) | (high.flatten(2) << 2)
-    sc = blocks[..., 96:108]
-    low = split_bits(sc[..., :8], 4).flatten(2)  # [n, blocks, 16]
-    top = split_bits(sc[..., 8:], 2).flatten(2)
-    scales = (low | (top << 4)).view(torch.int8) - 32
-    return QuantizedTensor(codes.flatten(1), scales.flatten(1), None, parse_format("q3_k"), half(blocks, 108))
+    first, second, top = _words(blocks[..., 96:108])  # scale t: nibble t / 8 of byte t mod 8, and two bits of the rest
+    low = (first & _LOW4, second & _LOW4, first >> 4 & _LOW4, second >> 4 & _LOW4)
+    scales = _bytes(*(word | ((top >> 2 * i & _LOW2) << 4) for i, word in enumerate(low)))
+    return QuantizedTensor(
+        codes_of("Q3_K", blocks), scales.view(torch.int8) - 32, None, parse_format("q3_k"), half(blocks, 108)
+    )
 
 
 def q4_k(blocks: Tensor) -> QuantizedTensor:
     scales, minima = _six_bit_scales(blocks[..., 4:16])
-    codes = _runs(blocks[..., 16:], 32)
     return QuantizedTensor(
-        codes.flatten(1), scales.flatten(1), minima.flatten(1), parse_format("q4_k"), half(blocks, 0), -half(blocks, 2)
-    )
+        codes_of("Q4_K", blocks), scales, minima, parse_format("q4_k"),
+        half(blocks, 0), -half(blocks, 2),
+    )  # fmt: skip
 
 
 def q5_k(blocks: Tensor) -> QuantizedTensor:
     scales, minima = _six_bit_scales(blocks[..., 4:16])
-    high = torch.stack([(blocks[..., 16:48] >> i) & 1 for i in range(8)], -2)  # weight 32 i + j: bit i of byte j
-    codes = _runs(blocks[..., 48:], 32) | (high.flatten(2) << 4)
     return QuantizedTensor(
-        codes.flatten(1), scales.flatten(1), minima.flatten(1), parse_format("q5_k"), half(blocks, 0), -half(blocks, 2)
-    )
+        codes_of("Q5_K", blocks), scales, minima, parse_format("q5_k"),
+        half(blocks, 0), -half(blocks, 2),
+    )  # fmt: skip
 
 
 def q6_k(blocks: Tensor) -> QuantizedTensor:
-    codes = _runs(blocks[..., :128], 64) | (_twos(blocks[..., 128:192]) << 4)
     scales = blocks[..., 192:208].contiguous().view(torch.int8)
-    return QuantizedTensor(codes.flatten(1), scales.flatten(1), None, parse_format("q6_k"), half(blocks, 208))
+    return QuantizedTensor(codes_of("Q6_K", blocks), scales.flatten(1), None, parse_format("q6_k"), half(blocks, 208))
+
+
+def _spread(fields: Tensor, bits: int) -> Tensor:
+    """Eight fields of `bits` bits -> the eight bytes of a word. fields: int64 [n, blocks]."""
+    for together in (4, 2, 1):  # fields that stay side by side, every 2 * together bytes and then every `together`
+        used = bits * together
+        mask = sum(((1 << used) - 1) << at for at in range(0, 64, 8 * together))
+        fields = (fields | fields << (8 * together - used)) & mask
+    return fields
 
 
 def iq4_xs(blocks: Tensor) -> QuantizedTensor:
-    codes = _runs(blocks[..., 8:], 16)
-    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(2)  # scale t: nibble t mod 2
-    top = torch.stack([(blocks[..., 2:4] >> 2 * i) & 3 for i in range(4)], -1).flatten(2)
-    scales = (low | (top << 4)).view(torch.int8) - 32
-    return QuantizedTensor(codes.flatten(1), scales.flatten(1), None, parse_format("iq4_xs"), half(blocks, 0))
-
-
-def _threes(packed: Tensor, digits: int) -> Tensor:
-    """The first digits of base 3 of bytes: [n, blocks, count] -> [n, blocks, digits * count], the first of all first.
-
-    A byte is ceil(256 / 243 v) of a number v of five digits: 3^i of it, modulo 256, times 3 / 256 is digit i.
-    """
-    return torch.cat([((packed * 3**i).short() * 3 >> 8).to(torch.uint8) for i in range(digits)], -1)
+    (low,) = _words(blocks[..., 4:8])
+    top = _copied(blocks[..., 2:4]).view(torch.int16).squeeze(-1)
+    scales = _bytes(_spread(low.long() & 0xFFFFFFFF, 4) | (_spread(top.long() & 0xFFFF, 2) << 4))
+    return QuantizedTensor(
+        codes_of("IQ4_XS", blocks), scales.view(torch.int8) - 32, None, parse_format("iq4_xs"), half(blocks, 0)
+    )
 
 
 def tq1_0(blocks: Tensor) -> QuantizedTensor:
-    parts = _threes(blocks[..., :32], 5), _threes(blocks[..., 32:48], 5), _threes(blocks[..., 48:52], 4)
-    codes = torch.cat(parts, -1).flatten(1)
-    return QuantizedTensor(codes, half(blocks, 52), None, parse_format(f"ternary_g{WEIGHTS}"))
+    return QuantizedTensor(codes_of("TQ1_0", blocks), half(blocks, 52), None, parse_format(f"ternary_g{WEIGHTS}"))
 
 
 def tq2_0(blocks: Tensor) -> QuantizedTensor:
-    return QuantizedTensor(
-        _twos(blocks[..., :64]).flatten(1), half(blocks, 64), None, parse_format(f"ternary_g{WEIGHTS}")
-    )
+    return QuantizedTensor(codes_of("TQ2_0", blocks), half(blocks, 64), None, parse_format(f"ternary_g{WEIGHTS}"))
