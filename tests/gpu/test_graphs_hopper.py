@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_weights import random_packed, shipped
+from gpu_weights import FORMATS, default_config, random_packed, shipped
 
 import lowbit
 from lowbit.kernels import get_family
@@ -21,16 +21,9 @@ def weights() -> list[PackedWeight]:
     return [random_packed(SIZE, SIZE, "int4_g128", seed) for seed in range(LINKS)]
 
 
-def _chain(config: HopperConfig, x: torch.Tensor, weights: list[PackedWeight]) -> list[torch.Tensor]:
-    results = [x]
-    for weight in weights:
-        results.append(get_family(NAME).run(config, results[-1], weight, None))
-    return results[1:]
-
-
-@pytest.mark.parametrize("config", shipped(), ids=lambda c: str(c).removeprefix("HopperConfig").replace(" ", ""))
-def test_a_chain_in_a_graph_equals_eager(config: HopperConfig, weights: list[PackedWeight]) -> None:
-    x = torch.randn(config.block_m, SIZE, device="cuda").half()
+def _check_chain(config: HopperConfig, weights: list[PackedWeight], dtype: torch.dtype) -> None:
+    """A graph of the chain equals the same launches one by one, with the device idle between them."""
+    x = torch.randn(config.block_m, SIZE, device="cuda").to(dtype)
     _chain(config, x, weights)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -49,8 +42,27 @@ def test_a_chain_in_a_graph_equals_eager(config: HopperConfig, weights: list[Pac
         torch.cuda.synchronize()
         assert torch.isfinite(results[-1]).all()
         assert 0.01 < float(results[-1].float().std()) < 100
-        assert [i for i in range(LINKS) if not torch.equal(results[i], expected[i])] == []
+        assert [i for i in range(len(weights)) if not torch.equal(results[i], expected[i])] == []
     assert workspace.is_empty()
+
+
+def _chain(config: HopperConfig, x: torch.Tensor, weights: list[PackedWeight]) -> list[torch.Tensor]:
+    results = [x]
+    for weight in weights:
+        results.append(get_family(NAME).run(config, results[-1], weight, None))
+    return results[1:]
+
+
+@pytest.mark.parametrize("config", shipped(), ids=lambda c: str(c).removeprefix("HopperConfig").replace(" ", ""))
+def test_a_chain_in_a_graph_equals_eager(config: HopperConfig, weights: list[PackedWeight]) -> None:
+    _check_chain(config, weights, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_chain_of_every_format_in_a_graph_equals_eager(name: str, dtype: torch.dtype) -> None:
+    weights = [random_packed(SIZE, SIZE, name, seed) for seed in range(4)]
+    _check_chain(default_config(name, 8), weights, dtype)
 
 
 def test_two_graphs_replay_beside_each_other(weights: list[PackedWeight]) -> None:

@@ -51,9 +51,11 @@ def _check(x: Tensor, w: PackedWeight, bias: Tensor | None) -> None:
     n, k = w.shape
     if x.dtype not in ACTIVATION_DTYPES:
         raise UnsupportedConfig(f"x is {x.dtype}: activations are float16, bfloat16 or float32; convert x")
-    if x.dim() < 1 or x.shape[-1] != k:
-        raise UnsupportedConfig(f"x of shape {list(x.shape)}: its last dimension must be k={k} of the weight {n} x {k}")
-    if x.device != w.device:
+    shape = x.shape
+    if not shape or shape[-1] != k:
+        raise UnsupportedConfig(f"x of shape {list(shape)}: its last dimension must be k={k} of the weight {n} x {k}")
+    words = w.words
+    if x.get_device() != words.get_device() or x.is_meta != words.is_meta:  # comparing devices takes longer
         raise UnsupportedConfig(f"x is on {x.device} and the weight on {w.device}: move one of them with .to()")
     if bias is not None and (bias.shape != (n,) or bias.dtype != x.dtype or bias.device != x.device):
         raise UnsupportedConfig(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from struct import pack_into
+from struct import Struct
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ MAP_BYTES = 128
 _MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+
+
+_WORDS = [Struct(f"<{count}Q") for count in range(17)]
 
 
 class DriverError(LowbitError):
@@ -130,15 +133,18 @@ class Launch:
         self._config = ctypes.byref(self.config)
         self._grid = self.config.grid
         self._launch = library().cuLaunchKernelEx
+        self._last: tuple[int, int] | None = None
 
     def set_words(self, slot: int, *values: int) -> None:
         """Assign neighbouring arguments of 4 or 8 bytes, from a slot on; each has 8 bytes of its own."""
-        pack_into(f"<{len(values)}Q", self._memory, self.addresses[slot] - self._start, *values)
+        _WORDS[len(values)].pack_into(self._memory, self.addresses[slot] - self._start, *values)
 
     def __call__(self, ctas: int, stream: int) -> None:
         """Start on a stream, allowed to begin before the kernel in front of it ends."""
-        self._grid[0] = ctas
-        self.config.stream = stream
+        if (ctas, stream) != self._last:
+            self._grid[0] = ctas
+            self.config.stream = stream
+            self._last = (ctas, stream)
         code = self._launch(self._config, self.function, self._parameters, None)
         if code:
             _check(code, f"launch of {ctas} CTAs")

@@ -117,6 +117,7 @@ class Prepared:
         self._x_maps: dict[tuple[int, int], bytes] = {}
         self._x_now: tuple[int, int] | None = None
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        self._arguments: tuple[int, ...] | None = None  # what the launch holds now
         words = weight.words.view(blocks(self.n), -1, 32)
         for slot, kind, tensor in zip(self._maps, binary.maps, (words, weight.scales, weight.zeros), strict=False):
             if tensor is None:
@@ -143,10 +144,14 @@ class Prepared:
         ctas, words, arguments = split
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         partial = workspace(self.device, stream, words).data_ptr()
+        bias_pointer = 0 if bias is None else bias.data_ptr()
         with self._lock:
             self._set_x(x, m)
-            bias_pointer = 0 if bias is None else bias.data_ptr()
-            self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial, *arguments)
+            if arguments is self._arguments:
+                self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial)
+            else:
+                self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial, *arguments)
+                self._arguments = arguments
             self._launch(ctas, stream)
 
     def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
