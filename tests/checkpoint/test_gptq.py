@@ -179,7 +179,7 @@ def test_the_rule_of_zero_points_is_reported_and_can_be_changed(tmp_path):
     assert checkpoint.assumptions == [
         (
             "zero points are stored less one, each field on its own: no checkpoint_format, so 'gptq'; if the model "
-            "answers nonsense, open it with quantization={'checkpoint_format': 'gptq_v2'}"
+            "answers nonsense, open it with quantization={'checkpoint_format': 'gptq_v2'} or write that into its config"
         )
     ]
     assert not torch.equal(wrong.dequantize(), numbers.weight)

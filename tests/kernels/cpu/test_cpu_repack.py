@@ -36,7 +36,7 @@ def test_streams(each_isa: str, bits: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize(("n", "k"), [(16, 32), (48, 96), (37, 64), (15, 32)])
+@pytest.mark.parametrize(("n", "k"), [(16, 64), (48, 96), (37, 160), (15, 64)])
 def test_tiles(each_isa: str, bits: int, n: int, k: int) -> None:
     codes = codes_of(n, k, bits)
     expected = CPU_TILE.pack(codes, bits)  # so few codes are left to torch
@@ -57,6 +57,7 @@ def test_tiles_of_a_slice() -> None:
 def test_what_is_left_to_torch() -> None:
     words = torch.zeros(2, 16, dtype=torch.int32)
     assert MOVER.pack_tiles(codes_of(16, 40, 4), 4, words) == 0
+    assert MOVER.pack_tiles(codes_of(16, 32, 4), 4, words) == 0
     assert MOVER.pack_tiles(codes_of(32, 16, 4).T, 4, words) == 0
     assert MOVER.unpack_stream(torch.zeros(64, dtype=torch.uint8), 8, torch.zeros(64, dtype=torch.uint8)) == 0
 

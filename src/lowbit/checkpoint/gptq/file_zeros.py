@@ -60,7 +60,7 @@ class FileZeros:
             f"checkpoint_format {layout!r}" if self.settings.states_layout else f"no checkpoint_format, so {layout!r}"
         )
         if self.rule is not Rule.AS_STORED:
-            remedy = f"; if the model answers nonsense, open it with {OVERRIDE}"
+            remedy = f"; if the model answers nonsense, open it with {OVERRIDE} or write that into its config"
             self.assumptions.append(f"zero points are stored {self.rule.value}: {said}{remedy}")
 
     def read(self, module: Module, kind: ModuleSettings, n: int) -> Tensor | None:

@@ -77,42 +77,38 @@ def unpack(isa: InstructionSet, bits: int) -> str:
 
 @cache
 def pack(isa: InstructionSet, bits: int) -> str:
-    """kernel(codes, stride, words, blocks): one tile, 16 rows `stride` bytes apart."""
+    """kernel(codes, stride, words, blocks): one tile, 16 rows `stride` bytes apart. blocks: of 32 columns, at least 2.
+
+    Two blocks a step; where they are odd, the last two are done once more from the last but one on.
+    """
     f = Emitter(isa, {"codes": PTR, "stride": I64, "words": PTR, "blocks": I64})
-    codes, stride, blocks = f.arg("codes"), f.arg("stride"), f.arg("blocks")
-    pairs = blocks >> 1
-    rest = f.stack(_ROWS * 64)  # the last block, where they are odd, and nothing behind it
-    with f.loop(0, pairs) as pair:
-        source = [f.at(codes, stride * row + pair.index * 64) for row in range(_ROWS)]
-        _store_lines(f, source, f.at(f.arg("words"), pair.index * (128 * bits)), bits, 2)
-    with f.when((blocks & 1).compare("ne", 0)):
-        half = vector("i32", 8)
-        for row in range(_ROWS):
-            last = f.at(codes, stride * row + pairs * 64)
-            f.store(f.load(half, last), f.at(rest, 64 * row), 64)
-            f.store(f.zero(half), f.at(rest, 64 * row + 32), 32)
-        source = [f.at(rest, 64 * row) for row in range(_ROWS)]
-        _store_lines(f, source, f.at(f.arg("words"), pairs * (128 * bits)), bits, 1)
+    with f.loop(0, f.arg("blocks"), 2) as pair:
+        block = f.smaller(pair.index, f.arg("blocks") - 2)
+        source = f.at(f.arg("codes"), block * 32)
+        target = f.at(f.arg("words"), block * (64 * bits))
+        rows = [f.load(vector("i32", _ROWS), f.at(source, f.arg("stride") * row)) for row in range(_ROWS)]
+        quads = transposed(f, rows)
+        for half in range(2):
+            for line, word in enumerate(_lines(quads[8 * half : 8 * half + 8], bits)):
+                f.store(word, f.at(target, 64 * (half * bits + line)), 4)
     return f.build()
 
 
-def _store_lines(f: Emitter, source: list[Value], target: Value, bits: int, blocks: int) -> None:
-    """64 bytes of each row -> the lines of one or two blocks."""
-    quads = transposed(f, [f.load(vector("i32", _ROWS), row) for row in source])
-    for block in range(blocks):
-        line = low = 0
-        for plane in PLANES[bits]:
-            shared = 8 // plane  # quads of a line
-            for i in range(plane):
-                word: Value | None = None
-                for j in range(shared):
-                    quad = quads[8 * block + shared * i + j] >> low
-                    digits = (quad if plane == bits else quad & _every(8, 0, plane, 32)) << (plane * j)
-                    word = digits if word is None else word | digits
-                assert word is not None
-                f.store(word, f.at(target, 64 * (block * bits + line)), 4)
-                line += 1
-            low += plane
+def _lines(quads: list[Value], bits: int) -> list[Value]:
+    """Eight vectors of four codes a lane -> the `bits` lines of a block."""
+    lines = []
+    low = 0
+    for plane in PLANES[bits]:
+        shared = 8 // plane  # quads of a line
+        for first in range(0, 8, shared):
+            word: Value | None = None
+            for j, quad in enumerate(quads[first : first + shared]):
+                digits = quad if plane == bits else (quad >> low) & _every(8, 0, plane, 32)
+                word = digits if word is None else word | (digits << (plane * j))
+            assert word is not None
+            lines.append(word)
+        low += plane
+    return lines
 
 
 @cache
@@ -179,7 +175,7 @@ class CompiledMover:
 
     def pack_tiles(self, codes: Tensor, bits: int, words: Tensor) -> int:
         rows, columns = codes.shape
-        if unavailable() or columns % 32 or codes.stride(1) != 1 or not words.is_contiguous():
+        if unavailable() or columns % 32 or columns < 64 or codes.stride(1) != 1 or not words.is_contiguous():
             return 0
         kernel = function(pack(best(), bits), 4)
         stride, size = codes.stride(0), 4 * words.stride(0)
