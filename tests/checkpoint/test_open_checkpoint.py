@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -82,6 +83,66 @@ class TestHub:
         (model / "refs").mkdir()
         (model / "refs" / "main").write_text(revision)
         assert open_checkpoint("owner/name").config["model_type"] == "llama"
+
+    REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+    def repository(self, cache):
+        """The place of owner/files in the cache."""
+        model = cache / "models--owner--files"
+        (model / "refs").mkdir(parents=True)
+        (model / "refs" / "main").write_text(self.REVISION)
+        (model / "snapshots" / self.REVISION).mkdir(parents=True)
+        return model / "snapshots" / self.REVISION
+
+    def test_one_file_of_a_repository(self, cache):
+        directory = self.repository(cache)
+        for kind in ("Q4_0", "Q8_0"):
+            save_gguf(directory / f"m.{kind}.gguf", llama_tensors(), kind)
+        checkpoint = open_checkpoint("owner/files/m.Q8_0.gguf")
+        assert str(checkpoint.entry("model.layers.0.mlp.up_proj").form) == "int8_g32"
+        save_hf(directory / "sub", llama_tensors())
+        assert open_checkpoint("owner/files/sub/model.safetensors").config["model_type"] == "llama"
+        message = r"owner/files on the Hugging Face hub, or its copy in the local cache, has no file m\.Q2_K\.gguf"
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint("owner/files/m.Q2_K.gguf")
+        with pytest.raises(CheckpointError, match="holds 2 GGUF models"):
+            open_checkpoint("owner/files")
+
+    def test_a_repository_of_files_asks_for_one(self, cache, monkeypatch):
+        from huggingface_hub import HfApi
+
+        self.repository(cache)
+        names = ["README.md", *(f"m.{kind}.gguf" for kind in ("Q2_K", "Q4_K", "Q6_K", "Q8_0"))]
+        monkeypatch.setattr(HfApi, "list_repo_files", lambda self, name: names)
+        message = (
+            r"owner/files holds GGUF files \(m\.Q2_K\.gguf, m\.Q4_K\.gguf, m\.Q6_K\.gguf and 1 more\): name one of "
+            r"them, such as owner/files/m\.Q2_K\.gguf"
+        )
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint("owner/files")
+
+    def test_a_cache_with_a_shard_missing(self, cache):
+        """Offline, a model of which only a part was downloaded is not used without the rest."""
+        directory = self.repository(cache)
+        save_hf(directory, llama_tensors())
+        (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
+        places = dict.fromkeys(llama_tensors(), "model-00001-of-00002.safetensors")
+        places["lm_head.weight"] = "model-00002-of-00002.safetensors"
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(CheckpointError, match=r"names the file 'model-00002-of-00002\.safetensors', which"):
+            open_checkpoint("owner/files")
+
+    @pytest.mark.parametrize("name", ["owner/../name", "owner/name/../../m.gguf", "owner/name/m.bin", "a b/c", "/x/y"])
+    def test_names_that_are_none(self, cache, name):
+        with pytest.raises(CheckpointError, match="does not exist: pass a model directory"):
+            open_checkpoint(name)
+
+    def test_a_model_runs_from_the_cache(self, cache):
+        import lowbit
+
+        save_hf(self.repository(cache), llama_tensors())
+        llm = lowbit.LLM("owner/files", device="cpu", dtype="float32")
+        assert llm.config.vocab_size == llama_tensors()["lm_head.weight"].shape[0]
 
     def test_not_there(self, cache):
         with pytest.raises(

@@ -25,10 +25,10 @@ from lowbit.checkpoint.huggingface.parts import (
     cache_entries,
     read_scales,
     take_input_scale,
-    unpack_pairs,
 )
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
+from lowbit.checkpoint.streams import unpack_rows
 from lowbit.errors import CheckpointError
 from lowbit.formats import QuantizedTensor, parse_format
 
@@ -93,6 +93,6 @@ def _fold_nvfp4(module: Module) -> Entry:
     def load() -> QuantizedTensor:
         scales = read_scales(module, "weight_scale", (n, k // GROUP))
         upper = read_scales(module, "weight_scale_2", (1, 1))
-        return QuantizedTensor(unpack_pairs(packed.read()), scales, None, NVFP4, upper, input_scale=read_input())
+        return QuantizedTensor(unpack_rows(packed.read(), 4, k), scales, None, NVFP4, upper, input_scale=read_input())
 
     return Entry((n, k), NVFP4, load)

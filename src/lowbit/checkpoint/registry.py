@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lowbit.checkpoint.base import Checkpoint
+from lowbit.checkpoint.hub import from_hub
 from lowbit.checkpoint.packaged import resolve
 from lowbit.checkpoint.reader import Reader
 from lowbit.errors import CheckpointError
 
 READER_MODULES = ("lowbit.checkpoint.gguf", "lowbit.checkpoint.huggingface")  # in the order they are asked
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 
 
 def readers() -> list[Reader]:
@@ -28,16 +25,17 @@ def readers() -> list[Reader]:
 def open_checkpoint(path: str | os.PathLike[str], *, quantization: Mapping[str, Any] | None = None) -> Checkpoint:
     """Open a model's weights, configuration and tokenizer, reading no weights yet.
 
-    path: a directory in the Hugging Face layout, a .gguf or .safetensors file, or the id of a model on the Hugging Face
-    hub ("owner/name"), which is taken from the local cache or downloaded (HF_HUB_OFFLINE forbids downloading), or the
-    name of a packaged model ("smollm2"), unless something here has that name.
+    path: a directory in the Hugging Face layout, a .gguf or .safetensors file, the id of a model on the Hugging Face hub
+    ("owner/name", or "owner/name/file.gguf" for one of its files), which is taken from the local cache or downloaded
+    (HF_HUB_OFFLINE forbids downloading), or the name of a packaged model ("smollm2"), unless something here has that
+    name.
     quantization: keys that replace those of the directory's quantization_config where it is wrong or missing, such as
     {"checkpoint_format": "gptq_v2"}; `Checkpoint.assumptions` says what a file left open.
     Raises CheckpointError for a path that does not exist, a kind that is not known, and damaged files.
     """
     local = Path(resolve(os.fspath(path))).expanduser()
     if not local.exists():
-        local = _from_hub(str(path))
+        local = from_hub(str(path))
     if not (local.is_dir() or local.is_file()):
         raise CheckpointError(f"{local} is neither a file nor a directory but a pipe or a device: copy it to a file")
     for reader in readers():
@@ -61,22 +59,3 @@ def _why_unknown(path: Path) -> str:
             )
         return f"{path} is a directory without config.json: it is not a model; {remedy}"
     return f"{path} is no checkpoint of a known kind: {remedy}"
-
-
-def _from_hub(name: str) -> Path:
-    """The local directory of a model on the hub, downloaded if need be."""
-    if not _HUB_ID.fullmatch(name):
-        raise CheckpointError(
-            f"{name} does not exist: pass a model directory, a .gguf or .safetensors file, or a Hugging Face id such "
-            "as owner/name"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except Exception as error:  # its errors share no base class
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{name} is neither a path here nor a model that the Hugging Face hub or its local cache has ({reason}): "
-            "check the spelling, log in for gated models, or unset HF_HUB_OFFLINE to allow a download"
-        ) from error

@@ -1,7 +1,7 @@
 """Layouts of small floats in bytes: nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp6-pack-quantized.
 
     weight_packed        uint8 [n, k/2]   E2M1, the even column in the low nibble;  mxfp6: [n, 3k/4], four E2M3 in three
-                                          bytes, the first in the lowest bits
+                                          bytes; either way a stream of bits, the lowest first
     weight_scale         [n, ceil(k/16)] e4m3, or [n, ceil(k/32)] uint8: the power of two 2^(byte - 127)
     weight_global_scale  fp32 [1]         nvfp4 only; it divides
     input_global_scale, ...               see parts.py
@@ -13,13 +13,13 @@ nvfp4: W = q (scale / global), in that order. mxfp4, mxfp6: W = q scale. Source:
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.compressed_tensors.parts import positive, take_activations
 from lowbit.checkpoint.compressed_tensors.settings import Group
-from lowbit.checkpoint.huggingface.parts import SINGLE, read_scales, unpack_pairs
+from lowbit.checkpoint.huggingface.parts import SINGLE, read_scales
 from lowbit.checkpoint.huggingface.scheme import Module
+from lowbit.checkpoint.streams import unpack_rows
 from lowbit.formats import QuantizedTensor, Scale, SuperScale, WeightFormat
 
 GLOBAL = "weight_global_scale"
@@ -51,20 +51,7 @@ def fold_micro(module: Module, group: Group, packing: str) -> Entry:
     def load() -> QuantizedTensor:
         upper = positive(module, GLOBAL, module.tensors[GLOBAL].read()).reshape(1, 1) if two_level else None
         scales = read_scales(module, "weight_scale", scale_shape)
-        codes = unpack_pairs(packed.read()) if bits == 4 else unpack_fours(packed.read())
+        codes = unpack_rows(packed.read(), bits, k)
         return QuantizedTensor(codes, scales, None, form, upper, input_scale=read_input())
 
     return Entry((n, k), form, load)
-
-
-def unpack_fours(packed: Tensor) -> Tensor:
-    """Four 6-bit codes in three bytes, the lowest bits first: uint8 [n, 3 k / 4] -> uint8 [n, k]."""
-    b = packed.reshape(packed.shape[0], -1, 3)
-    first, second, third = b.unbind(-1)
-    codes = (
-        first & 63,
-        (first >> 6) | ((second & 15) << 2),
-        (second >> 4) | ((third & 3) << 4),
-        third >> 2,
-    )
-    return torch.stack(codes, -1).flatten(1)

@@ -16,6 +16,7 @@ from lowbit.formats import Channel, Grouping, WholeTensor
 SCALE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 POWERS = {torch.float8_e8m0fnu: "e8m0", torch.uint8: "e8m0"}  # one byte, a power of two
 FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+ONE_BYTE = dict.fromkeys(POWERS, 0) | {torch.float8_e4m3fn: 128}  # scales whose NaN is a byte of ones below this bit
 SINGLE: list[tuple[int, ...]] = [(1,), (), (1, 1)]  # shapes of one number
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -31,14 +32,12 @@ def scale_shapes(grouping: Grouping, n: int, k: int) -> list[tuple[int, ...]]:
 def read_scales(module: Module, local: str, shape: tuple[int, ...]) -> Tensor:
     """The scales of a module, which were taken before, in `shape`; powers of two as bytes. Raises CheckpointError."""
     scales = module.tensors[local].read()
-    if scales.dtype in POWERS:
-        scales = scales.view(torch.uint8)
-        if bool((scales == 255).any()):
-            raise module.wrong(local, "holds numbers that are not finite: scales must be finite")
-        return scales.reshape(shape)
-    return (
-        module.finite(local, scales.float() if scales.dtype.itemsize == 1 else scales).to(scales.dtype).reshape(shape)
-    )
+    if scales.dtype not in ONE_BYTE:
+        return module.finite(local, scales).reshape(shape)
+    codes, sign = scales.view(torch.uint8), ONE_BYTE[scales.dtype]
+    if bool((codes | sign == 255).any()):
+        raise module.wrong(local, "holds numbers that are not finite: scales must be finite")
+    return (codes if scales.dtype in POWERS else scales).reshape(shape)
 
 
 def take_input_scale(module: Module, *names: str) -> Callable[[], Tensor | None]:
@@ -53,14 +52,6 @@ def take_input_scale(module: Module, *names: str) -> Callable[[], Tensor | None]
 def read_bytes(stored: StoredTensor) -> Tensor:
     """One-byte numbers as their codes, uint8: floats keep their bits."""
     return stored.read().view(torch.uint8)
-
-
-def unpack_pairs(packed: Tensor) -> Tensor:
-    """Two 4-bit codes a byte, the low nibble first: uint8 [n, k / 2] -> uint8 [n, k]."""
-    codes = torch.empty(packed.shape[0], packed.shape[1], 2, dtype=torch.uint8)
-    torch.bitwise_and(packed, 15, out=codes[:, :, 0])
-    torch.bitwise_right_shift(packed, 4, out=codes[:, :, 1])
-    return codes.flatten(1)
 
 
 def cache_scales(store: TensorStore) -> dict[str, str]:
