@@ -177,3 +177,12 @@ def test_every_method_serves_every_format(method: str, name: str) -> None:
     search = "mse" if Options().searches(parse_format(name)) else "none"
     nearest = output_error(quantize(weight, name, search=search).dequantize() - weight, hessian)  # type: ignore[arg-type]
     assert output_error(rounded.tensor.dequantize() - weight, hessian) <= 1.05 * nearest
+
+
+@pytest.mark.parametrize("name", ["int3_g32", "int4_g16_asym", "nf4_g32"])
+def test_rounding_weighs_features_by_their_power(name: str) -> None:
+    weight, hessian = case(32, 96)
+    weighted = get_method("rtn").round(weight, parse_format(name), _inputs(hessian)).tensor
+    assert torch.equal(weighted.codes, quantize(weight, name, importance=hessian.diagonal().float()).codes)
+    errors = [output_error(q.dequantize() - weight, hessian) for q in (weighted, quantize(weight, name))]
+    assert errors[0] < 0.9 * errors[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from lowbit.checkpoint import Progress, WriteReport, write_compressed_tensors
 from lowbit.checkpoint.files import require_free
 from lowbit.quantizers.job import Job
-from lowbit.quantizers.saved import full_disk, write_whole
+from lowbit.quantizers.saved import PARTIAL, full_disk, write_whole
 
 REPORT = "quantization_report.json"
 SAVED = "report.json"
@@ -35,10 +36,13 @@ def deliver(job: Job, output: Path, report: Mapping[str, Any], progress: Progres
     Raises CheckpointError and QuantizationError as their writers do; the finished blocks are kept then.
     """
     written = None
-    if not (job.work.path / SAVED).exists() or not (output / "config.json").exists():
-        job.work.write_json(SAVED, report)
-        written = write_compressed_tensors(job.view(), output, progress)
-    with full_disk(output):
-        write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
-    job.work.remove()
+    with job.work.held(job.fingerprint):
+        for left in output.parent.glob(f".{output.name}.*{PARTIAL}"):  # by a run that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
+        if not (job.work.path / SAVED).exists() or not (output / "config.json").exists():
+            job.work.write_json(SAVED, report)
+            written = write_compressed_tensors(job.view(), output, progress)
+        with full_disk(output):
+            write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+        job.work.remove()
     return written

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ class Job:
         """Stages of all blocks, the embedding and the head: what progress counts."""
         return self.config.num_layers * len(STAGES) + 1
 
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a run that goes on with this one's work must have too."""
+        return fingerprint(self.checkpoint, self.data, self.settings)
+
     @torch.no_grad()
     def run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
         """Quantize what is not finished yet. Returns the report, a row per quantized module.
@@ -87,7 +93,7 @@ class Job:
         """
         report = progress or (lambda done, total, what: None)
         layers = self.config.num_layers
-        with self.work.held(fingerprint(self.checkpoint, self.data, self.settings)):
+        with self.work.held(self.fingerprint):
             first = self.work.finished
             if first == 0:
                 self._embed()
@@ -279,10 +285,11 @@ class Job:
                 raise QuantizationError("no calibration token reached it")
             rounded = method.round(weight, form, inputs)
         except QuantizationError as error:
-            if name == FALLBACK:
-                raise QuantizationError(f"{module}: {error}") from error
             name = FALLBACK
-            rounded = get_method(FALLBACK, self.settings.options).round(weight, form, None)
+            try:
+                rounded = get_method(FALLBACK, self.settings.options).round(weight, form, None)
+            except QuantizationError as fatal:
+                raise QuantizationError(f"{module}: {fatal}") from fatal
             rounded = Rounded(rounded.tensor, f"rounded to nearest: {error}")
         return rounded, describe(module, name, form, weight, rounded, inputs)
 
