@@ -747,6 +747,12 @@ def test_a_zero_point_out_of_range(tmp_path):
     [
         ({"g": scheme(4, True, "block")}, {}, "config group 'g' has strategy 'block' with group_size None"),
         ({"g": scheme(4, True, "group")}, {}, "config group 'g' has strategy 'group' with group_size None"),
+        ({"g": scheme(4, True, ["group"])}, {}, r"config group 'g' has strategy \['group'\] with group_size None"),
+        (
+            {"g": scheme(8, True, "group", [1], type="float")},
+            {"format": "mixed-precision"},
+            r"strategy 'group' with group_size \[1\]",
+        ),
         (
             {"g": scheme(9, True, "channel")},
             {},

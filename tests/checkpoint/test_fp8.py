@@ -309,6 +309,7 @@ def test_modelopt_mixed(tmp_path):
     ("change", "more", "message"),
     [
         ({}, {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ': NVFP4, W4A16_NVFP4, FP8, MIXED_PRECISION are read"),
+        ({}, {"group_size": [16]}, r"group_size is \[16\]: NVFP4 has groups of 16"),
         ({}, {"group_size": 32}, "group_size is 32: NVFP4 has groups of 16"),
         (
             {"weight_scale": torch.ones(80).to(torch.float8_e4m3fn)},

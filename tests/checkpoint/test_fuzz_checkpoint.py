@@ -127,3 +127,76 @@ def test_safetensors_headers(tmp_path_factory, entry, offset):
     raw = json.dumps({"a.weight": header}).encode()
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", max(0, len(raw) + offset)) + raw + bytes(8))
     only_checkpoint_errors(directory)
+
+
+def quantized_module(kind: str) -> tuple[dict, dict]:
+    """(tensors of a module, its quantization_config) of a scheme."""
+    floats = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    ct = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": floats}}}
+    ints = {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "symmetric": False, "group_size": 16}}}
+    one = torch.ones(1)
+    return {
+        "fp8": (
+            {"weight": torch.ones(40, 32).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(2, 1)},
+            {"quant_method": "fp8", "weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+        ),
+        "nvfp4": (
+            {"weight_packed": torch.ones(8, 16).byte(), "weight_scale": torch.ones(8, 2).to(torch.float8_e4m3fn),
+             "weight_global_scale": one.clone(), "input_global_scale": one.clone()},
+            ct | {"format": "nvfp4-pack-quantized"},
+        ),
+        "int": (
+            {"weight": torch.ones(8, 32).char(), "weight_scale": torch.ones(8, 2),
+             "weight_zero_point": torch.zeros(8, 2).char(), "weight_g_idx": (torch.arange(32) // 16).int()},
+            ct | {"format": "int-quantized", "config_groups": ints},
+        ),
+        "modelopt": (
+            {"weight": torch.ones(8, 16).byte(), "weight_scale": torch.ones(8, 2).to(torch.float8_e4m3fn),
+             "weight_scale_2": torch.ones(()), "input_scale": torch.ones(())},
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        ),
+        "bitnet": (
+            {"weight": torch.ones(2, 32).byte(), "weight_scale": one.clone(), "bias": torch.ones(8)},
+            {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
+             "modules_to_not_convert": ["lm_head"]},
+        ),
+    }[kind]  # fmt: skip
+
+
+KINDS = ("fp8", "nvfp4", "int", "modelopt", "bitnet")
+SOME_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.float16, torch.float32, torch.float8_e4m3fn)
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=st.sampled_from(KINDS), data=st.data())
+def test_quantized_modules_with_changed_tensors(tmp_path_factory, kind, data):
+    """Tensors that are dropped, cut, reshaped, of another type or full of other bytes."""
+    tensors, quantization = quantized_module(kind)
+    name = data.draw(st.sampled_from(sorted(tensors)))
+    change = data.draw(st.sampled_from(["drop", "dtype", "shape", "bytes", "rename"]))
+    if change == "drop":
+        del tensors[name]
+    elif change == "dtype":
+        tensors[name] = tensors[name].float().to(data.draw(st.sampled_from(SOME_DTYPES)))
+    elif change == "shape":
+        shape = data.draw(st.lists(st.integers(0, 9), max_size=3))
+        tensors[name] = torch.zeros(shape).to(tensors[name].dtype)
+    elif change == "rename":
+        tensors[data.draw(st.sampled_from(["weight_scale", "scale", "x", "weight_g_idx"]))] = tensors.pop(name)
+    else:
+        raw = tensors[name].reshape(-1).view(torch.uint8)
+        for _ in range(data.draw(st.integers(1, 4))):
+            raw[data.draw(st.integers(0, raw.numel() - 1))] = data.draw(st.sampled_from([0, 1, 127, 128, 255]))
+    stored = {f"model.layers.0.m.{local}": tensor for local, tensor in tensors.items()}
+    config = LLAMA_CONFIG | {"quantization_config": quantization}
+    only_checkpoint_errors(save_hf(tmp_path_factory.mktemp("module"), stored, config))
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=st.sampled_from(KINDS), data=st.data(), value=JSON)
+def test_quantization_configs_with_changed_values(tmp_path_factory, kind, data, value):
+    tensors, quantization = quantized_module(kind)
+    path = data.draw(st.sampled_from(list(paths_of(quantization))[1:]))
+    stored = {f"model.layers.0.m.{local}": tensor for local, tensor in tensors.items()}
+    config = LLAMA_CONFIG | {"quantization_config": replaced(quantization, path, value)}
+    only_checkpoint_errors(save_hf(tmp_path_factory.mktemp("module"), stored, config))

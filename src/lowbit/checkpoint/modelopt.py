@@ -57,7 +57,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
             f"{store.path}: quant_algo is {algorithm!r}: {', '.join(ALGORITHMS)} are read; use a checkpoint in one of "
             "these, or the original one"
         )
-    if "NVFP4" in algorithm and size not in {None, GROUP}:
+    if "NVFP4" in algorithm and size not in (None, GROUP):
         raise CheckpointError(
             f"{store.path}: group_size is {size!r}: NVFP4 has groups of {GROUP}; copy the config again"
         )

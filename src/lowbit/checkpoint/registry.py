@@ -25,10 +25,10 @@ def readers() -> list[Reader]:
 def open_checkpoint(path: str | os.PathLike[str], *, quantization: Mapping[str, Any] | None = None) -> Checkpoint:
     """Open a model's weights, configuration and tokenizer, reading no weights yet.
 
-    path: a directory in the Hugging Face layout, a .gguf or .safetensors file, the id of a model on the Hugging Face hub
-    ("owner/name", or "owner/name/file.gguf" for one of its files), which is taken from the local cache or downloaded
-    (HF_HUB_OFFLINE forbids downloading), or the name of a packaged model ("smollm2"), unless something here has that
-    name.
+    path: a directory in the Hugging Face layout, a .gguf or .safetensors file, the id of a model on the Hugging Face
+    hub ("owner/name", or "owner/name/file.gguf" for one of its files), which is taken from the local cache or
+    downloaded (HF_HUB_OFFLINE forbids downloading), or the name of a packaged model ("smollm2"), unless something here
+    has that name.
     quantization: keys that replace those of the directory's quantization_config where it is wrong or missing, such as
     {"checkpoint_format": "gptq_v2"}; `Checkpoint.assumptions` says what a file left open.
     Raises CheckpointError for a path that does not exist, a kind that is not known, and damaged files.

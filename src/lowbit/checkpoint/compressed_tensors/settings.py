@@ -202,6 +202,8 @@ def _usual_layout(weights: Mapping[str, Any], activations: bool) -> str:
     bits, size = weights.get("num_bits", 8), weights.get("group_size")
     if weights.get("type", "int") == "int":
         return "int-quantized" if activations else PACKED
+    if not (isinstance(bits, int) and isinstance(size, int | None)):
+        return "naive-quantized"  # refuses them
     by_size: dict[Any, str] = {
         (4, 32): "mxfp4-pack-quantized",
         (6, 32): "mxfp6-pack-quantized",
@@ -231,7 +233,7 @@ def _grouping(name: str, weights: Mapping[str, Any]) -> Grouping:
     size, block = weights.get("group_size"), weights.get("block_structure")
     inferred = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = weights.get("strategy") or inferred
-    if strategy in {"group", "tensor_group"} and _is_size(size):
+    if strategy in ("group", "tensor_group") and _is_size(size):
         return Along(size)
     if strategy == "channel":
         return Channel()
