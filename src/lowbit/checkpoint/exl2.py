@@ -25,7 +25,7 @@ from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.columns import Run, format_of_runs, runs_of
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
-from lowbit.checkpoint.streams import stream_words, unpack_columns, unpack_rows
+from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns, unpack_rows
 from lowbit.formats import Along, Grouping, Int, QuantizedTensor, Scale, SuperScale, WeightFormat
 
 METHOD = "exl2"
@@ -123,7 +123,7 @@ def _fold_module(module: Module, n: int | None) -> Entry:
 
     def load() -> QuantizedTensor:
         words = q_weight.read()
-        codes = torch.empty(n, k, dtype=torch.uint8)
+        codes = new_codes(n, k)
         for run, (start, stop) in zip(runs, _rows(runs, lengths, first, rows), strict=True):
             unpack_columns(words[start:stop, :n], run.bits, codes[:, run.start : run.stop])
         scales = unpack_rows(q_scale.read(), 4, padded)[:, :n].T.contiguous()

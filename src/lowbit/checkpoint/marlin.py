@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.streams import unpack_rows
+from lowbit.checkpoint.streams import new_codes, unpack_rows
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I64, PTR, vector
@@ -61,7 +61,7 @@ def unpack_marlin(words: Tensor) -> Tensor:
     """int32 [k/16, 2n] -> codes uint8 [n, k]; n a multiple of 64."""
     tiles, width = words.shape
     if words.numel() >= FEW_WORDS and words.is_contiguous() and not unavailable():
-        codes = torch.empty(width // 2, tiles * COLUMNS, dtype=torch.uint8)
+        codes = new_codes(width // 2, tiles * COLUMNS)
         kernel = function(unpack(best()), 5)
 
         def work(first: int, end: int) -> None:

@@ -21,6 +21,13 @@ def stream_words(count: int, bits: int, word_bits: int = 32) -> int:
     return -(-count * bits // word_bits)
 
 
+def new_codes(n: int, k: int) -> Tensor:
+    """Memory for codes, uint8 [n, k], not yet written."""
+    codes = torch.empty(n, k, dtype=torch.uint8)
+    repack.prepare(codes)
+    return codes
+
+
 def unpack_rows(words: Tensor, bits: int, count: int) -> Tensor:
     """A stream in each row: [rows, stream_words] of any integer type -> codes uint8 [rows, count]."""
     rows = words.shape[0]

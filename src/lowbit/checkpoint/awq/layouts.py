@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowbit.checkpoint.awq.compiled import unpack_nibbles, unpack_tiles
+from lowbit.checkpoint.streams import new_codes
 
 GEMM_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each output
 FAST_ROWS, FAST_COLUMNS = 4, 64  # of a tile
@@ -21,7 +22,7 @@ FAST_ROWS, FAST_COLUMNS = 4, 64  # of a tile
 def unpack_gemm(words: Tensor) -> Tensor:
     """int32 [rows, n/8] -> codes uint8 [n, rows]."""
     rows, width = words.shape
-    codes = torch.empty(width, 8, rows, dtype=torch.uint8)
+    codes = new_codes(8 * width, rows).view(width, 8, rows)
     outputs, done = unpack_nibbles(words, codes, GEMM_ORDER)
     if outputs < 8 * width:
         _unpack_gemm(words[:, outputs // 8 :], codes[outputs // 8 :])
@@ -50,7 +51,7 @@ def unpack_fast(words: Tensor) -> Tensor:
     """
     quarters, k = words.shape
     source = words.reshape(quarters, k // FAST_COLUMNS, FAST_ROWS, 2, 8)  # R, B, r, h, c
-    codes = torch.empty(quarters, FAST_ROWS, k // FAST_COLUMNS, 2, 4, 8, dtype=torch.uint8)  # R, r, B, h, t, c
+    codes = new_codes(quarters * FAST_ROWS, k).view(quarters, FAST_ROWS, -1, 2, 4, 8)  # R, r, B, h, t, c
     if unpack_tiles(words, codes):
         return codes.view(quarters * FAST_ROWS, k)
     for t in range(4):

@@ -29,7 +29,7 @@ from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.checkpoint.marlin import ROWS, unpack_marlin, unshuffle_scales
-from lowbit.checkpoint.streams import stream_words, unpack_columns
+from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns
 from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
 
@@ -120,7 +120,7 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
     def load() -> QuantizedTensor:
         order = _order(module, weights)
         perm = None if order is None else order.perm
-        codes = torch.empty(n, k, dtype=torch.uint8)
+        codes = new_codes(n, k)
         unpack_columns(qweight.read(), bits, codes, order=perm, planar=planar)
         found = zeros.read(module, kind, n)
 

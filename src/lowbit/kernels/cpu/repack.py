@@ -25,6 +25,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import engine, unavailable
 from lowbit.kernels.cpu.ir import I32, I64, PTR, Type, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
+from lowbit.kernels.cpu.memory import HUGE_BYTES, advise_huge_pages
 from lowbit.kernels.cpu.threads import cores, usable_threads
 from lowbit.packing.compiled import register_mover
 from lowbit.packing.tiles import PLANES
@@ -33,6 +34,7 @@ _EIGHTS = 8  # runs of eight codes in a step of unpack
 _I8 = Type("i8")
 _STEP_COLUMNS = 4  # of reorder
 _ROWS = 16  # of a tile
+_LARGE_BYTES = 2 * HUGE_BYTES
 _MANY_CODES = 1 << 20  # are shared among threads
 
 
@@ -141,6 +143,12 @@ def function(text: str, arguments: int) -> Callable[..., None]:
     return function
 
 
+def prepare(target: Tensor) -> None:
+    """Before a tensor is written for the first time: large ones get huge pages, which the system hands out faster."""
+    if target.numel() * target.element_size() >= _LARGE_BYTES:
+        advise_huge_pages(target)
+
+
 def share(count: int, codes: int, work: Callable[[int, int], None]) -> None:
     """work(first, end) over 0 to count in parts, by as many threads as kernels use where there are many codes."""
     threads = min(usable_threads(), count) if codes >= _MANY_CODES else 1
@@ -165,6 +173,7 @@ class CompiledMover:
         if bits == 8 or unavailable() or not (stream.is_contiguous() and codes.is_contiguous()):
             return 0
         steps = min(stream.numel() // (_EIGHTS * bits), codes.numel() // (8 * _EIGHTS))
+        prepare(codes)
         kernel = function(unpack(best(), bits), 3)
 
         def work(first: int, end: int) -> None:
@@ -177,6 +186,7 @@ class CompiledMover:
         rows, columns = codes.shape
         if unavailable() or columns % 32 or columns < 64 or codes.stride(1) != 1 or not words.is_contiguous():
             return 0
+        prepare(words)
         kernel = function(pack(best(), bits), 4)
         stride, size = codes.stride(0), 4 * words.stride(0)
 
@@ -194,6 +204,7 @@ def reorder_columns(codes: Tensor, order: Tensor) -> Tensor:
     if unavailable() or codes.device.type != "cpu" or not codes.is_contiguous() or order.shape != (k,):
         return codes[:, order]
     out = torch.empty_like(codes)
+    prepare(out)
     places = order.to(torch.int32)
     kernel = function(reorder(best()), 5)
 
