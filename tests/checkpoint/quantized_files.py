@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and EXL2 tensors made from the formats' descriptions, bit by bit: nothing here is shared with the readers.
+"""GPTQ, AWQ and EXL2 tensors made from the formats' descriptions, bit by bit: the packers share nothing with readers.
 
 A random weight is drawn as numbers (codes, zero points, scales, the group of each column); `Numbers.weight` is what it
 means, and the functions below say where its bits go.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ import torch
 from checkpoint_builders import LLAMA_CONFIG, save_hf
 from safetensors.torch import save_file
 from torch import Tensor
+
+import lowbit
+from lowbit.checkpoint import open_checkpoint
+from lowbit.dispatch import SlowPathWarning
 
 NAME = "model.layers.0.mlp.up_proj"
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -259,3 +264,28 @@ def save_shards(directory: Path, tensors: dict[str, Tensor], count: int) -> None
         save_file(part, directory / name)
         places |= dict.fromkeys(part, name)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def words(*shape, dtype=torch.int32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def opened(path, **options):
+    """(entry, tensor) of the one module."""
+    checkpoint = open_checkpoint(path, **options)
+    return checkpoint, checkpoint[NAME]
+
+
+def assert_right(path, weight, **options):
+    """The weight is what it means, its entry says what it is, and it multiplies."""
+    checkpoint, q = opened(path, **options)
+    entry = checkpoint.entry(NAME)
+    assert torch.equal(q.dequantize(), weight)
+    assert (entry.form, entry.sections, entry.nbytes) == (q.format, q.sections, q.nbytes)
+    assert entry.act_order == (q.perm is not None) and entry.shape == q.shape
+    x = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)  # odd group sizes run on the reference
+        y = lowbit.matmul(x, lowbit.pack(q))
+    torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=1e-5)
+    return checkpoint, q

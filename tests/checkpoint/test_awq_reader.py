@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 from checkpoint_builders import LLAMA_CONFIG, save_hf
-from quantized_files import NAME, awq, draw, fast_weight, save_module
-from test_gptq import assert_right, words
+from quantized_files import NAME, assert_right, awq, draw, fast_weight, save_module, words
 
 from lowbit.checkpoint import open_checkpoint
 from lowbit.errors import CheckpointError

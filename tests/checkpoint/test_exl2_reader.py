@@ -10,8 +10,7 @@ import torch
 from checkpoint_builders import LLAMA_CONFIG, save_hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_files import NAME, exl2, save_module
-from test_gptq import assert_right, words
+from quantized_files import NAME, assert_right, exl2, save_module, words
 
 import lowbit
 from lowbit.checkpoint import open_checkpoint

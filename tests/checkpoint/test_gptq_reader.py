@@ -12,12 +12,11 @@ import torch
 from checkpoint_builders import LLAMA_CONFIG, save_hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_files import NAME, draw, gptq, marlin_scales, marlin_words, save_module
+from quantized_files import NAME, assert_right, draw, gptq, marlin_scales, marlin_words, opened, save_module, words
 
 import lowbit
 from lowbit.checkpoint import CheckpointWarning, open_checkpoint
 from lowbit.checkpoint.gptq.settings import parse_settings
-from lowbit.dispatch import SlowPathWarning
 from lowbit.errors import CheckpointError
 from lowbit.formats import parse_format
 
@@ -32,27 +31,6 @@ V2 = {
 V1 = V2 | {"checkpoint_format": "gptq"}
 BY_GPTQMODEL = V1 | {"meta": {"quantizer": ["gptqmodel:1.4.5"]}}
 ZEROS = {"v2": V2, "v1": V1, "words": BY_GPTQMODEL}
-
-
-def opened(path, **options):
-    """(entry, tensor) of the one module."""
-    checkpoint = open_checkpoint(path, **options)
-    return checkpoint, checkpoint[NAME]
-
-
-def assert_right(path, weight, **options):
-    """The weight is what it means, its entry says what it is, and it multiplies."""
-    checkpoint, q = opened(path, **options)
-    entry = checkpoint.entry(NAME)
-    assert torch.equal(q.dequantize(), weight)
-    assert (entry.form, entry.sections, entry.nbytes) == (q.format, q.sections, q.nbytes)
-    assert entry.act_order == (q.perm is not None) and entry.shape == q.shape
-    x = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowPathWarning)  # odd group sizes run on the reference
-        y = lowbit.matmul(x, lowbit.pack(q))
-    torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=1e-5)
-    return checkpoint, q
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -396,10 +374,6 @@ def changed(**parts):
     """The tensors of a good 32 x 96 module of 4 bits with groups of 32, some replaced; None takes one out."""
     tensors = gptq(draw(32, 96, 4, 32), 4) | parts
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def words(*shape, dtype=torch.int32):
-    return torch.zeros(shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(
