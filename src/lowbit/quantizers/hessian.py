@@ -6,6 +6,8 @@ of D of d H d^T with H = sum x x^T: all that GPTQ, AWQ's search and weighted rou
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -39,10 +41,11 @@ class Inputs:
             self._sum += part.T @ part
             self._magnitude += part.abs().sum(0)
         self.tokens += rows.shape[0]
+        self.__dict__.pop("hessian", None)
 
-    @property
+    @cached_property
     def hessian(self) -> Tensor:
-        """[k, k] float64: the mean of x x^T."""
+        """[k, k] float64: the mean of x x^T. Not to be changed."""
         return self._sum / max(1, self.tokens)
 
     @property
