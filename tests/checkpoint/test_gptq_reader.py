@@ -442,3 +442,31 @@ def test_settings_of_older_files():
     assert parse_settings({"wbits": 3, "groupsize": 128}).base.bits == 3
     assert parse_settings({"bits": 4, "meta": {"quantizer": "gptqmodel:0.9"}}).by_gptqmodel
     assert not parse_settings({"bits": 4, "meta": {"quantizer": ["autogptq:0.7"]}}).by_gptqmodel
+
+
+@pytest.mark.parametrize(
+    ("expression", "named", "other"),
+    [
+        (r".*\.(?:1[0-5])\..*", "model.layers.12.mlp.up_proj", "model.layers.2.mlp.up_proj"),
+        (r".*\.(?:1[6-9]|20|21)\..*", "model.layers.21.mlp.up_proj", "model.layers.15.mlp.up_proj"),
+        (r"-:^(?!.*mlp).*", "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"),
+        (r"-:.*\bmlp\.gate$", "model.layers.1.mlp.gate", "model.layers.1.mlp.gate_proj"),
+        (r"+:model\.layers\.(0|1)\.attn\.(q|k|v|o)_proj", "model.layers.0.attn.k_proj", "layers.0.attn.k_proj"),
+    ],
+)  # fmt: skip
+def test_expressions_as_tools_write_them(expression, named, other):
+    settings = parse_settings({"bits": 4, "dynamic": {expression: {"bits": 8}}})
+    expected = None if expression.startswith("-:") else 8
+    found = settings.of(named)
+    assert (found and found.bits) == expected and settings.of(other).bits == 4
+
+
+def test_keys_that_are_null(tmp_path):
+    """As transformers writes the settings of AutoGPTQ."""
+    numbers = draw(32, 96, 4, 32, symmetric=True)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+    nothing = ("dynamic", "checkpoint_format", "modules_in_block_to_quantize", "meta", "tokenizer")
+    config |= dict.fromkeys(nothing)
+    save_module(tmp_path, gptq(numbers, 4, "v1"), config)
+    checkpoint, _ = assert_right(tmp_path, numbers.weight)
+    assert checkpoint.assumptions == []
