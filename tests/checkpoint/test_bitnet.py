@@ -65,10 +65,14 @@ def test_packed_weights(tmp_path, n, kind, dtype):
 
 
 def test_rows_that_four_does_not_divide(tmp_path):
-    """The bias says how many rows there are; the rest is padding."""
+    """The bias or the model's config says how many rows there are; the rest is padding."""
     parts = {"weight": pack(ternary(517, 32)), "weight_scale": torch.ones(1), "bias": torch.ones(517)}
-    q = open_checkpoint(save(tmp_path, parts))[NAME]
+    q = open_checkpoint(save(tmp_path / "a", parts))[NAME]
     assert torch.equal(q.dequantize(), ternary(517, 32))
+    del parts["bias"]
+    q = open_checkpoint(save(tmp_path / "b", parts, config=LLAMA_CONFIG | {"intermediate_size": 517}))[NAME]
+    assert torch.equal(q.dequantize(), ternary(517, 32))
+    assert open_checkpoint(save(tmp_path / "c", parts)).entry(NAME).shape == (520, 32)
 
 
 def test_an_unpacked_weight_with_a_scale(tmp_path):

@@ -10,8 +10,7 @@ from test_compressed_tensors import NAME, assert_same, checkpoint_of, read_by_th
 
 from lowbit.checkpoint import open_checkpoint, write_compressed_tensors
 from lowbit.checkpoint.compressed_tensors.floats import pack_fours, pack_pairs
-from lowbit.checkpoint.compressed_tensors.micro import unpack_fours
-from lowbit.checkpoint.huggingface.parts import unpack_pairs
+from lowbit.checkpoint.streams import unpack_rows
 from lowbit.formats import parse_format, quantize
 
 LAYOUTS = {
@@ -65,5 +64,5 @@ def test_layouts_side_by_side(tmp_path):
 
 def test_packings_are_inverses():
     codes = torch.randint(0, 64, (5, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(unpack_fours(pack_fours(codes)), codes)
-    assert torch.equal(unpack_pairs(pack_pairs(codes & 15)), codes & 15)
+    assert torch.equal(unpack_rows(pack_fours(codes), 6, codes.shape[1]), codes)
+    assert torch.equal(unpack_rows(pack_pairs(codes & 15), 4, codes.shape[1]), codes & 15)

@@ -18,13 +18,14 @@ does it on request. Source: transformers' bitnet integration, whose modules the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
+from lowbit.checkpoint.huggingface.config import output_sizes
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES, SINGLE
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
@@ -91,9 +92,7 @@ def _fold_module(module: Module, store: TensorStore, kind: str) -> Entry:
         raise module.wrong("weight", f"has dtype {str(stored.dtype).removeprefix('torch.')}: uint8 was expected")
     module.take("weight", [stored.shape], [torch.uint8, *SCALE_NAMES])
     n, k = stored.shape[0] * (4 if packed else 1), stored.shape[1]
-    bias = f"{module.name}.bias"
-    if bias in store and len(store[bias].shape) == 1 and -(-store[bias].shape[0] // 4) == stored.shape[0]:
-        n = store[bias].shape[0]  # rows past it are padding
+    n = next((rows for rows in _rows(module, store) if packed and -(-rows // 4) == stored.shape[0]), n)
     scale = module.take("weight_scale", SINGLE, list(SCALE_NAMES))
     module.finish()
     form = WeightFormat(Ternary(), WholeTensor(), Scale("fp32" if kind == "bitlinear" else SCALE_NAMES[scale.dtype]))
@@ -107,6 +106,13 @@ def _fold_module(module: Module, store: TensorStore, kind: str) -> Entry:
         return QuantizedTensor(codes, scales.reshape(1, 1), None, form)
 
     return Entry((n, k), form, load, activations=ACTIVATIONS)
+
+
+def _rows(module: Module, store: TensorStore) -> Iterator[int]:
+    """How many rows a module may have by its bias, and by the model's config: rows past them are padding."""
+    if (bias := f"{module.name}.bias") in store:
+        yield from store[bias].shape[:1]
+    yield from filter(None, [output_sizes(store.config).get(module.name.rpartition(".")[2])])
 
 
 def unpack(packed: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.columns import Run, format_of_runs, runs_of
+from lowbit.checkpoint.huggingface.config import output_sizes
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns, unpack_rows
@@ -45,7 +46,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
 
     Reads the plan (q_groups) of each module.
     """
-    sizes = _output_sizes(store.config)
+    sizes = output_sizes(store.config)
     assumptions: list[str] = []
     if not quantization:
         assumptions.append("there is no quantization_config: the tensors are those of EXL2, and read so")
@@ -68,27 +69,6 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
 
 
 SCHEME = Scheme(METHOD, recognise, fold, marker="q_weight")
-
-
-def _output_sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """n of the linear layers of decoders by the last part of their path, as far as a config.json says it."""
-
-    def number(key: str) -> int:
-        value = config.get(key)
-        return value if type(value) is int and value > 0 else 0
-
-    heads = number("num_attention_heads")
-    head = number("head_dim") or (number("hidden_size") // heads if heads else 0)
-    sizes = {
-        "q_proj": heads * head,
-        "k_proj": (number("num_key_value_heads") or heads) * head,
-        "o_proj": number("hidden_size"),
-        "gate_proj": number("intermediate_size"),
-        "down_proj": number("hidden_size"),
-        "lm_head": number("vocab_size"),
-    }
-    sizes |= {"v_proj": sizes["k_proj"], "up_proj": sizes["gate_proj"]}
-    return {name: size for name, size in sizes.items() if size}
 
 
 def _fold_module(module: Module, n: int | None) -> Entry:

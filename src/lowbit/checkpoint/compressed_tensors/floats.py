@@ -56,11 +56,11 @@ def float_parts(name: str, q: QuantizedTensor, setting: WeightSettings, codes: T
 
 
 def pack_pairs(codes: Tensor) -> Tensor:
-    """The inverse of huggingface.parts.unpack_pairs: uint8 [n, k] -> uint8 [n, k / 2]."""
+    """The inverse of streams.unpack_rows for 4 bits: uint8 [n, k] -> uint8 [n, k / 2]."""
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
 def pack_fours(codes: Tensor) -> Tensor:
-    """The inverse of micro.unpack_fours: 6-bit codes uint8 [n, k] -> uint8 [n, 3 k / 4]."""
+    """The inverse of streams.unpack_rows for 6 bits: uint8 [n, k] -> uint8 [n, 3 k / 4]."""
     a, b, c, d = codes.reshape(codes.shape[0], -1, 4).unbind(-1)
     return torch.stack([a | (b << 6), (b >> 2) | (c << 4), (c >> 4) | (d << 2)], -1).flatten(1)

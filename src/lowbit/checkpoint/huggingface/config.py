@@ -66,3 +66,24 @@ def write_style(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config for config.json that older and newer transformers read: torch_dtype, everything else flat."""
     written = {key: value for key, value in config.items() if key != "dtype"}
     return written | ({"torch_dtype": config["dtype"]} if config.get("dtype") else {})
+
+
+def output_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """n of the linear layers of decoders by the last part of their path, as far as a config.json says it."""
+
+    def number(key: str) -> int:
+        value = config.get(key)
+        return value if type(value) is int and value > 0 else 0
+
+    heads = number("num_attention_heads")
+    head = number("head_dim") or (number("hidden_size") // heads if heads else 0)
+    sizes = {
+        "q_proj": heads * head,
+        "k_proj": (number("num_key_value_heads") or heads) * head,
+        "o_proj": number("hidden_size"),
+        "gate_proj": number("intermediate_size"),
+        "down_proj": number("hidden_size"),
+        "lm_head": number("vocab_size"),
+    }
+    sizes |= {"v_proj": sizes["k_proj"], "up_proj": sizes["gate_proj"]}
+    return {name: size for name, size in sizes.items() if size}
