@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lowbit.checkpoint.compressed_tensors.settings import WeightSettings
+from lowbit.checkpoint.compressed_tensors.writer import expressible
 from lowbit.errors import FormatError, QuantizationError
 from lowbit.formats import parse_format
 from lowbit.quantizers import PRESETS, Recipe, Rule, preset
@@ -104,3 +106,54 @@ def test_a_format_that_does_not_exist() -> None:
 def test_an_unknown_preset_lists_the_presets() -> None:
     with pytest.raises(QuantizationError, match="recipe 'int44': the presets are int8, int6, int5, int4"):
         preset("int44")
+
+
+YAML = r"""
+name: mixed  # a comment
+rules:
+  - {pattern: embed_tokens|lm_head, format: int8}
+  - pattern: 'layers\.0\.'
+    format: keep
+  - {pattern: down_proj, format: int6_g64, method: rtn}
+  - {pattern: '', format: int4_g64}
+"""
+
+
+def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(YAML)
+    recipe = Recipe.read(tmp_path / "mine.yaml")
+    assert str(recipe) == "mixed"
+    assert recipe.method_of("model.layers.1.mlp.down_proj") == "rtn"
+    assert recipe.method_of("model.layers.1.mlp.up_proj") is None and recipe.method_of("lm_head") is None
+    assert recipe.format_of("model.layers.0.mlp.up_proj") is None
+    (tmp_path / "mine.json").write_text(json.dumps(recipe.to_dict(), indent="\t"))  # YAML alone refuses tabs
+    assert Recipe.read(tmp_path / "mine.json") == recipe
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("rules: [", "is neither YAML nor JSON"),
+        ("a: &a [1]\nrules: [*a, *a]", "uses YAML aliases (*name): write the rules out"),
+        ("!!python/object/apply:os.system ['true']", "is neither YAML nor JSON (could not determine a constructor"),
+        ("rules: [{pattern: a, format: int4, method: 3}]", 'method is a text, such as "gptq"'),
+        ("rules: [{pattern: , format: int4}]", "pattern and format are texts"),
+        ("just words", "holds a str: it is an object"),
+        ("[" * 1000, "is neither YAML nor JSON"),
+        (" " * (1 << 16) + "rules: []", "has more than 65536 bytes: no list of rules is that long"),
+    ],
+)
+def test_bad_yaml(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(QuantizationError) as error:
+        Recipe.read(path)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"nf4"}))
+def test_presets_can_be_written(name: str) -> None:
+    """Codebooks alone have no place in compressed-tensors."""
+    for module in (EMBEDDING, DOWN):
+        form = preset(name).format_of(module)
+        assert form is not None and isinstance(expressible(form, 576), WeightSettings)

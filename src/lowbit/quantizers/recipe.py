@@ -29,7 +29,7 @@ KEEP = "keep"
 TABLES = r"(^|\.)(embed_tokens|lm_head)$"  # the embedding and the output head
 LOW_BITS = 8  # formats narrower than this get an int8 embedding and head unless asked otherwise
 _SHAPE = 'a recipe is {"rules": [{"pattern": "down_proj", "format": "int4_g64"}, ...]}'
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 16
 TABLE_FORMAT = "int8"  # one scale a row: 8.03 bits per weight at k=576
 
 
