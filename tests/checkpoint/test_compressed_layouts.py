@@ -277,3 +277,62 @@ def test_damaged_numbers(tmp_path, name):
     checkpoint = open_checkpoint(save(tmp_path, {NAME: damage(parts)}, {"g": config_group}))
     with pytest.raises(CheckpointError, match=message):
         checkpoint[NAME]
+
+
+MODELS = {
+    "int8": (INTS[12], 176, 456),
+    "int4 with zero points": (group(weights(4, "int", "channel", symmetric=False), "int-quantized"), 176, 456),
+    "fp8 channel": (group(weights(8, "float", "channel"), "float-quantized"), 176, 456),
+    "fp8 blocks": (group(weights(8, "float", "block", block_structure=[128, 128]), "float-quantized"), 176, 456),
+    "nvfp4": (MICRO["nvfp4"], 176, 464),
+    "mxfp4": (MICRO["mxfp4"], 192, 448),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@torch.inference_mode()
+def test_weights_and_logits_of_transformers(tmp_path, name):
+    """transformers with compressed-tensors opens the same file."""
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
+
+    from lowbit.models import load_model
+
+    config_group, hidden, ffn = MODELS[name]
+    config = LlamaConfig(
+        vocab_size=517, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    tensors = {}
+    for key, weight in LlamaForCausalLM(config).state_dict().items():
+        if "_proj" in key:
+            parts, _ = by_the_package(config_group, *weight.shape, dtype=torch.float32, seed=len(tensors))
+            parts["weight_scale"] = _smaller(parts)
+            tensors |= {key.replace("weight", local): tensor.contiguous() for local, tensor in parts.items()}
+        elif key != "lm_head.weight":
+            tensors[key] = weight
+    quantization = {"quant_method": "compressed-tensors", "format": config_group["format"], "ignore": ["lm_head"],
+                    "config_groups": {"g": config_group}, "quantization_status": "compressed"}  # fmt: skip
+    values = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "quantization_config": quantization}
+    save_hf(tmp_path, tensors, values)
+    checkpoint = open_checkpoint(tmp_path)
+    oracle = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+    )
+    state = oracle.state_dict()
+    exact = {key: checkpoint[key].dequantize() for key in checkpoint if "_proj" in key}
+    for key, weight in exact.items():  # the package computes small floats in bfloat16
+        rounded = weight.bfloat16().float() if "pack" in config_group["format"] else weight
+        torch.testing.assert_close(state[key].float(), rounded, rtol=2**-8 if "nvfp4" in name else 0, atol=0)
+    oracle.load_state_dict(exact, strict=False)
+    tokens = torch.randint(0, 517, (1, 13), generator=torch.Generator().manual_seed(2))
+    model = load_model(checkpoint, dtype=torch.float32)
+    expected = oracle.float()(tokens).logits
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def _smaller(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Scales of weights as small as a model's."""
+    scale = parts["weight_scale"]
+    return scale - 5 if scale.dtype == torch.uint8 else (scale.float() / 64).to(scale.dtype)

@@ -141,8 +141,12 @@ def test_weights_and_logits_of_transformers(tmp_path):
         if "_proj" in name:
             assert torch.equal(checkpoint[name].dequantize(), state[name]), name
     tokens = torch.randint(0, 517, (1, 13), generator=torch.Generator().manual_seed(2))
-    logits = load_model(checkpoint, dtype=torch.float32)(tokens)
-    torch.testing.assert_close(logits, oracle(tokens).logits, rtol=1e-4, atol=1e-4)
+    model = load_model(checkpoint, dtype=torch.float32)
+    expected = oracle(tokens).logits
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
+    cache = model.new_cache(1, 13)  # token by token: one call of compiled code each
+    steps = torch.cat([model(tokens[:, i : i + 1], cache) for i in range(13)], 1)
+    torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("blocks", [True, False])
