@@ -37,7 +37,6 @@ def register_mover(mover: Mover) -> None:
 
 def mover_for(source: Tensor, count: int) -> Mover | None:
     """The mover for `count` codes from or to `source`; None for few codes, other devices, and traced tensors."""
-    if not _movers or count < FEW_CODES or source.device.type != "cpu":
+    if torch.compiler.is_compiling() or not _movers or count < FEW_CODES or source.device.type != "cpu":
         return None
-    traced = torch.compiler.is_compiling() or type(source) not in {Tensor, torch.nn.Parameter}
-    return None if traced else _movers[0]
+    return _movers[0] if type(source) in {Tensor, torch.nn.Parameter} else None
