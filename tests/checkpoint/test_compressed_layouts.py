@@ -153,8 +153,8 @@ def test_layouts_are_chosen_where_a_mixed_file_does_not_name_them(tmp_path):
         "layers.0.attn.k": "int3_tensor_sbf16",
     }  # fmt: skip
     told = [
-        "layers.1.mlp.up is a target of config group 'a', but its tensors are those of 'b': that was used",
-        "layers.0.attn.k is a target of config group 'b', but its tensors are those of 'c': that was used",
+        "config group 'a' targets layers.1.mlp.up, but the tensors are those of 'b': that was used",
+        "config group 'b' targets layers.0.attn.k, but the tensors are those of 'c': that was used",
     ]
     assert set(told) <= set(checkpoint.assumptions)
 

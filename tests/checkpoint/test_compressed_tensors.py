@@ -645,7 +645,7 @@ def test_the_tensors_decide_and_differences_are_told(tmp_path):
     assert isinstance(checkpoint["a.x"], QuantizedTensor)
     assert isinstance(checkpoint["a.y"], torch.Tensor)
     assert checkpoint.assumptions == [
-        "a.x is on the ignore list but stored quantized: it is read as stored",
+        "a.x is on the ignore list but stored quantized: read as stored",
         "the file asks for quantized activations: weights alone are used, activations keep 16 bits",
         "the config calls a.y quantized, but stored are plain weights: used",
     ]

@@ -13,9 +13,9 @@ import torch
 
 from lowbit.checkpoint.compressed_tensors.layouts import LAYOUTS
 from lowbit.checkpoint.compressed_tensors.packed import file_packing
-from lowbit.checkpoint.compressed_tensors.settings import METHOD, Group, Settings, parse_settings
+from lowbit.checkpoint.compressed_tensors.settings import METHOD, PACKED, Group, Settings, parse_settings
 from lowbit.checkpoint.huggingface.parts import FLOATS, cache_entries
-from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
+from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, listed, modules_where, note_plain
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
 from lowbit.errors import CheckpointError
 
@@ -37,14 +37,20 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     assumptions: list[str] = []
     entries, claimed = cache_entries(store, assumptions)
     modules = modules_where(store, "weight_packed", _is_quantized, PARTS, without=claimed)
-    folded: list[tuple[Module, Group]] = [(module, _group(module, settings, assumptions)) for module in modules]
-    packed = [(m, g.weights) for m, g in folded if g.layout == "pack-quantized" and g.weights]
-    packing = file_packing(packed, assumptions)
-    entries |= {f"{m.name}.weight": LAYOUTS[g.layout].fold(m, g, packing) for m, g in folded}
+    chosen = [_group(module, settings) for module in modules]
+    assumptions += _note_differences(modules, chosen, settings)
+    groups = [fitting for _, fitting in chosen]
+    pairs = list(zip(modules, groups, strict=True))
+    packing = file_packing([(m, g.weights) for m, g in pairs if g.layout == PACKED and g.weights], assumptions)
+    entries |= {f"{m.name}.weight": LAYOUTS[g.layout].fold(m, g, packing) for m, g in pairs}
     claimed |= {f"{module.name}.{local}" for module in modules for local in module.tensors}
     if any(group.quantized_activations for group in settings.groups):
         assumptions.append("the file asks for quantized activations: weights alone are used, activations keep 16 bits")
-    _report_plain(store, settings, claimed, assumptions)
+
+    def quantized(name: str) -> bool:
+        return bool(settings.groups_of(name)) and not settings.ignores(name)
+
+    note_plain(store, claimed, quantized, assumptions, everywhere=True)
     return Folded(entries, claimed, assumptions)
 
 
@@ -55,34 +61,27 @@ def _is_quantized(tensors: Mapping[str, StoredTensor]) -> bool:
     return "weight_packed" in tensors or ("weight" in tensors and tensors["weight"].dtype in CODES)
 
 
-def _group(module: Module, settings: Settings, assumptions: list[str]) -> Group:
-    """The config group of a module: of those that target it, the first whose layout its tensors have."""
+def _group(module: Module, settings: Settings) -> tuple[Group, Group]:
+    """The config group of a module by the config, and by its tensors: the first of those whose layout they have."""
     groups = settings.groups_of(module.name)
-    local = "weight_packed" if module.has("weight_packed") else "weight"
     if not groups:
+        local = "weight_packed" if module.has("weight_packed") else "weight"
         raise module.wrong(local, "fits no target of the config groups")
-    if settings.ignores(module.name):
-        assumptions.append(f"{module.name} is on the ignore list but stored quantized: it is read as stored")
-    fitting = [group for group in groups if LAYOUTS[group.layout].fits(module)]
-    if fitting and fitting[0] is not groups[0]:
-        assumptions.append(
-            f"{module.name} is a target of config group {groups[0].name!r}, but its tensors are those of "
-            f"{fitting[0].name!r}: that was used"
-        )
-    return (fitting or groups)[0]
+    return groups[0], next((group for group in groups if LAYOUTS[group.layout].fits(module)), groups[0])
 
 
-def _report_plain(store: TensorStore, settings: Settings, claimed: set[str], assumptions: list[str]) -> None:
-    """Note matrices that the config calls quantized but the file stores plain. The tensors decide."""
-    plain = []
-    for key in store:
-        module, _, local = key.rpartition(".")
-        if local != "weight" or key in claimed or len(store[key].shape) != 2:
-            continue
-        if settings.groups_of(module) and not settings.ignores(module):
-            plain.append(module)
-    if plain:
-        more = f" and {len(plain) - 3} more" if len(plain) > 3 else ""
-        assumptions.append(
-            f"the config calls {', '.join(plain[:3])}{more} quantized, but stored are plain weights: used"
+def _note_differences(modules: list[Module], chosen: list[tuple[Group, Group]], settings: Settings) -> list[str]:
+    """In sentences: modules that are quantized though ignored, and modules of another group than the config says."""
+    notes = []
+    if ignored := [module.name for module in modules if settings.ignores(module.name)]:
+        are = "are" if len(ignored) > 1 else "is"
+        notes.append(f"{listed(ignored)} {are} on the ignore list but stored quantized: read as stored")
+    moved: dict[tuple[str, str], list[str]] = {}
+    for module, (first, fitting) in zip(modules, chosen, strict=True):
+        if fitting is not first:
+            moved.setdefault((first.name, fitting.name), []).append(module.name)
+    for (first_name, name), names in moved.items():
+        notes.append(
+            f"config group {first_name!r} targets {listed(names)}, but the tensors are those of {name!r}: that was used"
         )
+    return notes

@@ -136,19 +136,30 @@ def modules_where(
     return found
 
 
-def note_plain(store: TensorStore, claimed: set[str], expected: Callable[[str], bool], assumptions: list[str]) -> None:
-    """Note matrices inside of layers that the config calls quantized (expected(module)) but the file stores plain."""
+def listed(names: list[str], most: int = 3) -> str:
+    """Names for a sentence, the first ones and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def note_plain(
+    store: TensorStore,
+    claimed: set[str],
+    expected: Callable[[str], bool],
+    assumptions: list[str],
+    everywhere: bool = False,
+) -> None:
+    """Note matrices that the config calls quantized (expected(module)) but the file stores plain.
+
+    Inside of layers, or `everywhere`. The tensors decide.
+    """
     plain = []
     for name in store:
         module, _, local = name.rpartition(".")
-        inside = any(part.isdigit() for part in module.split("."))
+        inside = everywhere or any(part.isdigit() for part in module.split("."))
         if local == "weight" and inside and name not in claimed and len(store[name].shape) == 2 and expected(module):
             plain.append(module)
     if plain:
-        more = f" and {len(plain) - 3} more" if len(plain) > 3 else ""
-        assumptions.append(
-            f"the config calls {', '.join(plain[:3])}{more} quantized, but stored are plain weights: used"
-        )
+        assumptions.append(f"the config calls {listed(plain)} quantized, but stored are plain weights: used")
 
 
 def schemes() -> list[Scheme]:
