@@ -292,6 +292,27 @@ def test_a_module_without_input_is_rounded_and_said(make: Make, tmp_path: Path) 
     assert torch.equal(value.codes, quantize(checkpoint[name], "int3_g32").codes)  # type: ignore[arg-type]
 
 
+def test_fused_linears_are_quantized_apart(make: Make, tmp_path: Path) -> None:
+    def fuse(weights: dict[str, Tensor]) -> None:
+        for layer in range(2):
+            for prefix, parts, whole in (("self_attn", "qkv", "qkv_proj"), ("mlp", ("gate", "up"), "gate_up_proj")):
+                stem = f"model.layers.{layer}.{prefix}."
+                weights[f"{stem}{whole}.weight"] = torch.cat([weights.pop(f"{stem}{p}_proj.weight") for p in parts])
+
+    whole, fused = quantized(model(make), tmp_path / "a"), quantized(model(make, fuse), tmp_path / "b")
+    assert set(whole) == set(fused) and same(whole, make({name: fused[name] for name in whole}))
+    assert any("were split: lowbit opens the result" in sentence for sentence in fused.assumptions)
+
+
+def test_weights_that_were_quantized_already_are_said(make: Make, tmp_path: Path) -> None:
+    def round_once(weights: dict[str, Any]) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        weights[name] = quantize(weights[name], "int8_g32")
+
+    view = quantized(model(make, round_once), tmp_path / "w")
+    assert any("(1 of int8_g32) were decoded and rounded again" in sentence for sentence in view.assumptions)
+
+
 def test_windows_longer_than_the_context(make: Make, tmp_path: Path) -> None:
     data = calibration(tokens(), "a text", samples=2, length=65)
     with pytest.raises(QuantizationError, match="calibration windows of 65 tokens: the model's context is 64"):

@@ -65,7 +65,7 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
         "calibration": data.method,
         "activations": f"{str(settings.dtype).removeprefix('torch.')} on {device}",
         "comparison": _compare(source, job.view(), held, asked, device.type) if held else None,
-        "assumptions": source.assumptions,
+        "assumptions": job.view().assumptions,
         "modules": modules,
     }
     with progress("writing", "bytes") as bar:
@@ -87,7 +87,7 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
             f"measured on {comparison['text']}: {comparison['how']}",
         )
     show(f"calibrated on {data.method}", f"written to {output}; every module's errors are in quantization_report.json")
-    for sentence in [*notes, *source.assumptions]:
+    for sentence in [*notes, *result["assumptions"]]:
         show(f"note: {sentence}")
 
 

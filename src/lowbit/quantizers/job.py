@@ -21,6 +21,7 @@ from lowbit.errors import QuantizationError
 from lowbit.formats import QuantizedTensor
 from lowbit.models import ModelConfig, model_config
 from lowbit.models.decoder import Layer
+from lowbit.models.fused import split_fused
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
 from lowbit.quantizers.awq import choose_scale
@@ -32,11 +33,13 @@ from lowbit.quantizers.methods import get_method
 from lowbit.quantizers.plan import plan
 from lowbit.quantizers.recipe import Recipe
 from lowbit.quantizers.rescale import fold, front
+from lowbit.quantizers.rtn import rounded_again
 from lowbit.quantizers.saved import Work
 from lowbit.quantizers.stages import HALVES, STAGES, Stage, block_path, load_block, run_half, run_until, watching
 from lowbit.quantizers.states import States
 
 FALLBACK = "rtn"
+SPLIT = "linears that the file stores as one were split: lowbit opens the result, other engines may want them fused"
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 Progress = Callable[[int, int, str], None]  # (done, total, what)
 
@@ -61,9 +64,13 @@ class Job:
 
     def __init__(self, checkpoint: Checkpoint, data: Calibration, settings: Settings, work: Path) -> None:
         """Reads no weights. Raises QuantizationError for a recipe that does not fit, ModelError."""
-        self.checkpoint, self.data, self.settings = checkpoint, data, settings
+        self.data, self.settings = data, settings
         self.config: ModelConfig = model_config(checkpoint.config)
-        self.formats = plan(checkpoint, settings.recipe)
+        self.checkpoint = split_fused(checkpoint, self.config)
+        self.formats = plan(self.checkpoint, settings.recipe)
+        self.assumptions = rounded_again(self.checkpoint, self.formats)
+        if self.checkpoint is not checkpoint:
+            self.assumptions.append(SPLIT)
         for name, form in self.formats.items():
             if form is not None:
                 get_method(settings.method_of(name.removesuffix(".weight")), settings.options)
@@ -127,7 +134,7 @@ class Job:
             {key: value for key, value in self.checkpoint.config.items() if key != "quantization_config"},
             format_name=f"{self.checkpoint.format_name}, quantized as {self.settings.recipe.name}",
             path=self.checkpoint.path,
-            assumptions=self.checkpoint.assumptions,
+            assumptions=[*self.checkpoint.assumptions, *self.assumptions],
             tokenizer=self.checkpoint._tokenizer,
             sidecars=self.checkpoint.sidecars,
         )

@@ -60,13 +60,14 @@ def quantize_checkpoint(
         change,
         form,
         format_name=f"{checkpoint.format_name}, rounded to {chosen.name}",
-        assumptions=_assumptions(checkpoint, formats),
+        assumptions=rounded_again(checkpoint, formats),
     )
     view.config.pop("quantization_config", None)
     return view
 
 
-def _assumptions(checkpoint: Checkpoint, formats: dict[str, WeightFormat | None]) -> list[str]:
+def rounded_again(checkpoint: Checkpoint, formats: dict[str, WeightFormat | None]) -> list[str]:
+    """A sentence about weights that are quantized already and get another format; none where there are none."""
     again = Counter(
         dtype_name(entry.form)
         for name, entry in checkpoint.entries.items()
