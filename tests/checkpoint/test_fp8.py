@@ -105,6 +105,22 @@ def test_static_inputs(tmp_path):
     assert q.input_scale is None  # an upper bound is no scale
 
 
+def test_plain_weights_beside_quantized_ones(tmp_path):
+    """Those that a list excepts are as expected; others are used, and told."""
+    layer = "model.layers.0"
+    tensors = {f"{layer}.{name}.weight": torch.ones(4, 4) for name in ("mlp.gate", "mlp.down_proj", "self_attn.o_proj")}
+    tensors |= {f"{NAME}.weight": fp8(4, 32), f"{NAME}.weight_scale": torch.ones(1), "lm_head.weight": torch.ones(4, 4)}
+    quantization = FP8 | {"modules_to_not_convert": ["mlp.gate"], "ignored_layers": ["model.layers.0.self_attn"]}
+    checkpoint = open_checkpoint(save_hf(tmp_path, tensors, LLAMA_CONFIG | {"quantization_config": quantization}))
+    told = "the config calls model.layers.0.mlp.down_proj quantized, but stored are plain weights: used"
+    assert checkpoint.assumptions == [told, TOLD]
+    (tmp_path / "bad").mkdir()
+    with pytest.raises(CheckpointError, match="ignored_layers is 'x': it must be a list of names"):
+        open_checkpoint(
+            save(tmp_path / "bad", {"weight": fp8(4, 4), "weight_scale": torch.ones(1)}, FP8 | {"ignored_layers": "x"})
+        )
+
+
 def quantized_llama(blocks: bool, **options: Any) -> tuple[dict[str, Tensor], Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 

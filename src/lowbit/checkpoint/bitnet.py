@@ -17,7 +17,6 @@ does it on request. Source: transformers' bitnet integration, whose modules the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import Tensor
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.huggingface.config import output_sizes
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES, SINGLE
-from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
+from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, exceptions, modules_where
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
 from lowbit.errors import CheckpointError
 from lowbit.formats import QuantizedTensor, Scale, Ternary, WeightFormat, WholeTensor
@@ -149,24 +148,16 @@ def _scaled_bias(module: Module, bias: StoredTensor) -> Entry:
 
 def _fold_online(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     """Plain weights of linears, which are rounded when they are read, as the modules do in every forward pass."""
-    skipped = quantization.get("modules_to_not_convert")
-    if skipped is not None and not (isinstance(skipped, list) and all(isinstance(s, str) for s in skipped)):
-        raise CheckpointError(f"{store.path}: modules_to_not_convert is {skipped!r}: it must be a list of names")
-    skipped = ["lm_head"] if skipped is None else skipped
+    skips = exceptions(store, quantization, "modules_to_not_convert", default=["lm_head"])
     entries = {}
     for name in store:
         module, _, local = name.rpartition(".")
         stored = store[name]
         matrix = local == "weight" and len(stored.shape) == 2 and "embed" not in module.rpartition(".")[2]
-        if matrix and stored.dtype in SCALE_NAMES and not any(_skips(module, part) for part in skipped):
+        if matrix and stored.dtype in SCALE_NAMES and not skips(module):
             entries[name] = _online_entry(stored)
     told = "the config quantizes linear layers online: their plain weights are rounded to ternary as they are read"
     return Folded(entries, set(entries), [told, _told()])
-
-
-def _skips(module: str, part: str) -> bool:
-    """Whether an entry of modules_to_not_convert, the start or the end of a path, names a module."""
-    return module.endswith(part) or re.match(rf"{re.escape(part)}(?:\.|$)", module) is not None
 
 
 def _online_entry(stored: StoredTensor) -> Entry:

@@ -27,12 +27,13 @@ from lowbit.checkpoint.huggingface.parts import (
     scale_shapes,
     take_input_scale,
 )
-from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
+from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, exceptions, modules_where, note_plain
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.errors import CheckpointError
 from lowbit.formats import FLOATS as ELEMENTS
 from lowbit.formats import Block, Channel, Grouping, QuantizedTensor, Scale, WeightFormat, WholeTensor
 
+EXCEPTIONS = ("modules_to_not_convert", "ignored_layers")
 METHODS = ("fp8", "fbgemm_fp8")
 SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 INPUTS = ("activation_scale", "input_scale")
@@ -51,6 +52,8 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     for module in fp8_modules(store, claimed):
         entries[f"{module.name}.weight"] = fold_fp8(module, blocks)
         claimed |= {f"{module.name}.{local}" for local in module.tensors}
+    lists = [exceptions(store, quantization, key) for key in EXCEPTIONS]
+    note_plain(store, claimed, lambda module: not any(names(module) for names in lists), assumptions)
     assumptions.append("the file asks for 8-bit activations: weights alone are used, activations keep 16 bits")
     return Folded(entries, claimed, assumptions)
 

@@ -141,6 +141,24 @@ def listed(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def exceptions(
+    store: TensorStore, quantization: Mapping[str, Any], key: str, default: list[str] | None = None
+) -> Callable[[str], bool]:
+    """Whether a list of the quantization_config names a module: an entry is the start or the end of its path.
+
+    Raises CheckpointError for what is no list of names. default: where the config has none.
+    """
+    entries = quantization.get(key)
+    if entries is not None and not (isinstance(entries, list) and all(isinstance(e, str) for e in entries)):
+        raise CheckpointError(f"{store.path}: {key} is {entries!r}: it must be a list of names; copy the config again")
+    names = tuple((default or []) if entries is None else entries)
+
+    def names_module(module: str) -> bool:
+        return module.endswith(names) or any(f"{module}.".startswith(f"{name}.") for name in names)
+
+    return names_module
+
+
 def note_plain(
     store: TensorStore,
     claimed: set[str],
