@@ -19,9 +19,14 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: compilin
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 DECODES = [
-    (f"int{bits}_g128{zero}", x_type) for bits in (4, 8) for zero in ("", "_asym") for x_type in ("fp16", "bf16")
-]
-GROUPINGS = ["int4_g32", "int4_g64_sbf16", "int4_channel_sfp32", "int8_g32_asym", "int8_channel_asym"]
+    "int1_g128", "int1_g128_asym", "int2_g128", "int2_g128_asym", "int3_g128", "int3_g128_asym", "int4_g128",
+    "int4_g128_asym", "int5_g128", "int6_g128_asym", "int7_g128", "int8_g128", "int8_g128_asym", "ternary_g128",
+    "fp8_e4m3_g128", "mxfp8_e5m2", "mxfp4", "nf4_g128",
+]  # fmt: skip
+GROUPINGS = [
+    "int4_g32", "int4_g64_sbf16", "int4_channel_sfp32", "int8_g32_asym", "int8_channel_asym", "int1_g32_asym",
+    "int3_g64", "int7_g256_asym", "int2_channel", "mxfp8_e4m3", "nf4_g64_sbf16",
+]  # fmt: skip
 X_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -44,10 +49,16 @@ def _check(config: HopperConfig, name: str, x_type: str, tmp_path: Path, bias: b
     assert "ACQBULK" in sass  # waits for the kernel before this one
 
 
-@pytest.mark.parametrize("name,x_type", DECODES)
-def test_every_decode_builds(name: str, x_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DECODES)
+def test_every_decode_builds(name: str, tmp_path: Path) -> None:
     config = HopperConfig(NAME, 8, 256, 3, maxnreg=80)
-    _check(config, name, x_type, tmp_path)
+    _check(config, name, "fp16", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["int4_g128", "int8_g128_asym", "mxfp8_e4m3"])
+def test_bf16_builds(name: str, tmp_path: Path) -> None:
+    config = HopperConfig(NAME, 8, 256, 3, maxnreg=80)
+    _check(config, name, "bf16", tmp_path)
 
 
 @pytest.mark.grid
@@ -59,11 +70,12 @@ def test_every_grouping_builds(name: str, wide: bool, tmp_path: Path) -> None:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("m", [1, 16, 32, 64])
-@pytest.mark.parametrize("name,x_type", DECODES)
-@pytest.mark.parametrize("n", [4096, 28672])
-def test_the_heuristic_never_spills(m: int, n: int, name: str, x_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DECODES)
+@pytest.mark.parametrize("x_type", X_DTYPES)
+@pytest.mark.parametrize("n,k", [(4096, 4096), (28672, 4096), (28672, 2624)])
+def test_the_heuristic_never_spills(m: int, n: int, k: int, name: str, x_type: str, tmp_path: Path) -> None:
     x = X_DTYPES[x_type]
-    problem = Problem(m, n, 4096, parse_format(name), "fragment", x, x, "cuda")
+    problem = Problem(m, n, k, parse_format(name), "fragment", x, x, "cuda")
     _check(choose_config(problem), name, x_type, tmp_path)
 
 
