@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Register = NDArray[np.uint32]
@@ -39,6 +40,11 @@ def bf16_bits(numbers: NDArray[np.float64]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
+def _bf16_of_float(register: Register) -> NDArray[np.uint16]:
+    numbers = torch.from_numpy(register.view(np.float32).copy())
+    return numbers.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
     out = np.zeros_like(a)
     for row in range(8):
@@ -52,9 +58,10 @@ def _prmt(a: Register, b: Register, selector: Register) -> Register:
     source = a.astype(np.uint64) | b.astype(np.uint64) << 32
     out = np.zeros_like(a)
     for byte in range(4):
-        choice = int(selector.flat[0]) >> 4 * byte & 15
-        assert choice < 8, "the sign mode of prmt is not used"
-        out |= ((source >> 8 * choice) & 255).astype(np.uint32) << 8 * byte
+        choice = selector.astype(np.uint64) >> 4 * byte & 15
+        value = source >> 8 * (choice & 7) & 255
+        value = np.where(choice >= 8, (value >> 7) * 255, value)  # the sign of the byte in all its bits
+        out |= value.astype(np.uint32) << 8 * byte
     return out
 
 
@@ -70,14 +77,32 @@ def _pairwise(
     return run
 
 
+def _from_e4m3(pair: Register) -> Register:
+    """Two e4m3 in the lower half of a register to fp16, as torch converts them."""
+    halves = []
+    for byte in range(2):
+        codes = torch.from_numpy((pair >> 8 * byte & 255).astype(np.uint8)).view(torch.float8_e4m3fn)
+        halves.append(codes.to(torch.float16).view(torch.int16).numpy().view(np.uint16))
+    return _join(*halves)
+
+
+def _float_of_half(half: Register) -> Register:
+    return (half & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Register]] = {
     "mov.b32": lambda a: a.copy(),
     "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: a << b,
+    "and.b32": lambda a, b: a & b,
     "lop3.b32": _lop3,
     "prmt.b32": _prmt,
     "sub.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a - b),
-    "fma.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b, c: a * b + c),
     "sub.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a - b),
+    "mul.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a * b),
+    "cvt.rn.f16x2.e4m3x2": _from_e4m3,
+    "cvt.f32.f16": _float_of_half,
+    "cvt.rn.bf16x2.f32": lambda upper, lower: _join(*(_bf16_of_float(r) for r in (lower, upper))),
 }
 
 
@@ -94,9 +119,13 @@ def run(text: str, outputs: int, inputs: list[Register]) -> list[Register]:
             return np.full_like(like, int(operand, 0), dtype=np.uint32)
         return registers[operand]
 
-    for line in text.replace("{", "").replace("}", "").split(";"):
+    for line in text.strip().removeprefix("{").removesuffix("}").split(";"):
         words = line.strip().replace(",", " ").split()
         if not words or words[0].startswith(".reg"):
+            continue
+        if words[1].startswith("{"):  # a register into its two halves
+            for i, half in enumerate(words[1:3]):
+                registers[half.strip("{}")] = read(words[3]) >> 16 * i & 0xFFFF
             continue
         registers[words[1]] = INSTRUCTIONS[words[0]](*(read(word) for word in words[2:]))
     return [registers[f"${i}"] for i in range(outputs)]

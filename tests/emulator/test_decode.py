@@ -7,32 +7,57 @@ import ptx_emulator as emulator
 import pytest
 import torch
 
-from lowbit.kernels.gpu import ptx
+from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
+from lowbit.kernels.gpu.decode import OUTPUTS, decode_of
+from lowbit.kernels.gpu.decode.tables import table_numbers
 from lowbit.packing import FRAGMENT
+from lowbit.packing.tiles import PLANES
 
 NUMBERS = {"fp16": emulator.fp16_numbers, "bf16": emulator.bf16_numbers}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+SEVENTHS = Codebook(tuple((i * 37 % 16 - 5) / 7e4 for i in range(16)))  # signs and bits in no order
+ELEMENTS: list[Element] = [
+    *(Int(bits) for bits in range(1, 9)), Ternary(), Float(4, 3), Float(5, 2), Float(2, 1), *CODEBOOKS.values(),
+    SEVENTHS,
+]  # fmt: skip
 
 
-def _decoded(bits: int, x_type: str, codes: torch.Tensor, zero: np.ndarray | None) -> np.ndarray:
+def _operands(words: np.ndarray, bits: int, raised: bool) -> list[np.ndarray]:
+    """Registers [row tile, lane, j1] of each operand for i2 = 0 and 1, from the words of a 64 x 64 block."""
+    inputs = []
+    start = 0
+    for plane in PLANES[bits]:
+        lane = words[start : start + 128 * plane].reshape(4, 32, plane)
+        start += 128 * plane
+        if plane == 1:
+            pair = [lane[:, :, 0] << 1, lane[:, :, 0]] if raised else [lane[:, :, 0], lane[:, :, 0] >> 1]
+            inputs += [np.stack(pair, -1)] * 2
+        elif plane == 2:
+            inputs += [lane] * 2
+        else:
+            by_place = lane.reshape(4, 32, 2, 2, plane // 4)  # j1, i2, i1 where there are two words
+            inputs += [by_place[:, :, :, i2, i1] for i1 in range(plane // 4) for i2 in range(2)]
+    return inputs
+
+
+def _decoded(element: Element, x_type: str, codes: torch.Tensor, zero: np.ndarray | None) -> np.ndarray:
     """codes [64, 64] packed as fragments, decoded lane by lane, put back to rows and columns. zero: [64] or None."""
-    decode = ptx.decode_integer(bits, x_type, zero is not None)
-    # [row tile, lane, j1, i2, words of a fragment]
-    words = FRAGMENT.pack(codes, bits).numpy().view(np.uint32).reshape(4, 32, 2, 2, decode.words)
+    decode = decode_of(element, x_type, zero is not None)
+    inputs = _operands(FRAGMENT.pack(codes, element.bits).numpy().view(np.uint32)[0], element.bits, decode.raised)
     out = np.full((64, 64), np.nan)
     tile, lane, j1 = np.meshgrid(np.arange(4), np.arange(32), np.arange(2), indexing="ij")
-    inputs = [words[:, :, :, i2, w] for w in range(decode.words) for i2 in range(2)]
     if zero is not None:
         for b3 in range(2):
             z = zero[tile * 16 + b3 * 8 + lane // 4].astype(np.uint32)
-            if decode.zero_numbers:
-                number = emulator.bf16_bits(z.astype(np.float64) - 128).astype(np.uint32)
-                register = number * np.uint32(0x10001)
-            else:
-                factor, offset = decode.zeros[b3]
-                register = z * np.uint32(factor) + np.uint32(offset)
-            inputs += [register] * 2
+            for i2 in range(2):
+                if decode.zero_numbers:
+                    number = emulator.bf16_bits(z.astype(np.float64) - 128).astype(np.uint32)
+                    inputs.append(number * np.uint32(0x10001))
+                else:
+                    factor, offset = decode.zeros[2 * b3 + i2]
+                    inputs.append(z * np.uint32(factor) + np.uint32(offset))
     assert len(inputs) == decode.inputs
-    results = emulator.run(decode.text, ptx.OUTPUTS, inputs)
+    results = emulator.run(decode.text, OUTPUTS, inputs)
     for index, result in enumerate(results):
         i2, i1, b3 = index >> 2, index >> 1 & 1, index & 1
         for j0 in range(2):
@@ -40,29 +65,52 @@ def _decoded(bits: int, x_type: str, codes: torch.Tensor, zero: np.ndarray | Non
             row = tile * 16 + b3 * 8 + lane // 4
             column = 32 * j1 + 16 * i2 + 8 * i1 + 2 * (lane % 4) + j0
             out[row, column] = NUMBERS[x_type](half)
-    return out
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return out * decode.factor
+
+
+def _numbers(element: Element, x_type: str) -> np.ndarray:
+    """What each code shall become: its number, of which a codebook's is rounded to the type of x."""
+    if isinstance(element, Codebook):
+        factor = decode_of(element, x_type, False).factor
+        return table_numbers(element.entries, x_type).double().numpy() * factor
+    return element.values().double().numpy()
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_symmetric_codes_are_exact_and_in_place(bits: int, x_type: str) -> None:
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
+def test_every_code_is_exact_and_in_place(element: Element, x_type: str) -> None:
+    numbers = _numbers(element, x_type)
+    count = 3 if isinstance(element, Ternary) else 1 << element.bits
     for seed in range(4):
         order = torch.randperm(64 * 64, generator=torch.Generator().manual_seed(seed))
-        codes = (order % (1 << bits)).to(torch.uint8).reshape(64, 64)  # every code, in every place sooner or later
-        expected = codes.double().numpy() - (1 << (bits - 1))
-        assert np.array_equal(_decoded(bits, x_type, codes, None), expected)
+        codes = (order % count).to(torch.uint8).reshape(64, 64)  # every code, in every place sooner or later
+        expected = numbers[codes.numpy()]
+        assert np.array_equal(_decoded(element, x_type, codes, None), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", range(1, 9))
 def test_every_code_with_every_zero_point_is_exact(bits: int, x_type: str) -> None:
     levels = 1 << bits
     for first in range(0, levels, 64):
         zero = (first + np.arange(64)) % levels  # a zero point a row
         for start in range(0, levels, 64):
             codes = ((start + torch.arange(64)) % levels).to(torch.uint8).repeat(64, 1)
+            codes = codes if levels >= 64 else (codes + torch.arange(64, dtype=torch.uint8)[:, None] // levels) % levels
             expected = codes.double().numpy() - zero[:, None]
-            assert np.array_equal(_decoded(bits, x_type, codes, zero), expected)
+            assert np.array_equal(_decoded(Int(bits), x_type, codes, zero), expected)
+
+
+@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
+def test_a_codebook_is_rounded_once_to_the_type_of_x(x_type: str) -> None:
+    for book in (*CODEBOOKS.values(), SEVENTHS):
+        entries = book.values().double()
+        kept = torch.from_numpy(_numbers(book, x_type))
+        largest = entries.abs().amax()
+        finfo = torch.finfo(TYPES[x_type])
+        assert bool(((kept - entries).abs() <= (entries.abs() * finfo.eps / 2).clamp_min(largest * 2.0**-25)).all())
+    assert np.array_equal(_numbers(CODEBOOKS["iq4_nl"], x_type), CODEBOOKS["iq4_nl"].values().double().numpy())
 
 
 def test_the_emulator_rounds_like_torch() -> None:

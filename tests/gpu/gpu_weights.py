@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lowbit.dispatch.tuned import table
 from lowbit.formats import QuantizedTensor, Zero, parse_format
+from lowbit.formats.element import Codebook
 from lowbit.kernels import Problem
+from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers
 from lowbit.kernels.gpu.heuristic import choose_config
 from lowbit.kernels.gpu.plan import HopperConfig, plan_for
 from lowbit.packing import PackedWeight, pack_as
@@ -21,14 +23,21 @@ FORMATS = [
     "int4_g128", "int4_g128_asym", "int4_g64_sbf16", "int4_g32", "int4_g32_sfp32_asym", "int4_channel",
     "int4_channel_asym", "int8_g128", "int8_g64_asym", "int8_g32_sbf16", "int8_channel_sfp32", "int8_channel_asym",
 ]  # fmt: skip
+PLANES_AND_TABLES = [
+    "int1_g128", "int1_g32_asym", "int2_g64_asym", "int2_g256", "ternary_channel", "int3_g128", "int3_g32_asym",
+    "int5_g64_asym", "int6_g128", "int7_channel_asym", "nf4_g64", "iq4_nl_g32_sbf16", "mxfp4", "mxfp8_e4m3",
+    "fp8_e4m3_channel", "fp8_e5m2_g128",
+]  # fmt: skip
+FORMATS += PLANES_AND_TABLES
+ODD_SIZE = (517, 176)
 SEVERAL_TILES = ["int4_g128", "int4_g64_asym", "int8_g128"]  # also tested with many tokens
 
 
-def default_config(name: str, m: int, n: int = 4096, *, invariant: bool = False) -> HopperConfig:
-    """What the heuristic gives for a weight [n, 4096]."""
+def default_config(name: str, m: int, n: int = 4096, k: int = 4096, *, invariant: bool = False) -> HopperConfig:
+    """What the heuristic gives for a weight [n, k]."""
     half = torch.float16
     return choose_config(
-        Problem(m, n, 4096, parse_format(name), "fragment", half, half, "cuda", batch_invariant=invariant)
+        Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda", batch_invariant=invariant)
     )
 
 
@@ -59,26 +68,47 @@ def compile_all() -> None:
     for x_type in ("fp16", "bf16"):
         jobs += [(default_config(name, 8), name, x_type, False) for name in FORMATS]
         jobs += [(default_config(name, m), name, x_type, False) for name in SEVERAL_TILES for m in (8, 16, 32, 64)]
+    jobs += [
+        (default_config(name, m, *ODD_SIZE), name, "fp16", False) for name in PLANES_AND_TABLES for m in (8, 32, 64)
+    ]
     jobs += [(replace(config, whole_tiles=False), *rest) for config, *rest in set(jobs)]  # type: ignore[list-item]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, set(jobs)))
 
 
 def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTensor:
-    """Random codes and zeros; scales that keep the variance of x through a matmul about one."""
+    """Random codes of finite numbers and zeros; scales that keep the variance of x through a matmul about one."""
     weight_format = parse_format(name)
     generator = torch.Generator("cuda").manual_seed(seed)
-    levels = 1 << weight_format.bits
-    codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device="cuda", generator=generator)
+    numbers = weight_format.element.values().cuda()
+    usable = numbers.isfinite().nonzero().flatten().to(torch.uint8)
+    codes = usable[torch.randint(0, len(usable), (n, k), device="cuda", generator=generator)]
     shape = weight_format.grouping.scale_shape(n, k)
-    step = 3.4 / (levels * k**0.5)
-    signs = torch.randint(0, 2, shape, device="cuda", generator=generator) * 2 - 1  # codes have a mean, weights none
-    scales = step * signs * (0.5 + torch.rand(shape, device="cuda", generator=generator))
-    scales = scales.to(weight_format.scale.kind.storage)
+    size = 0.5 + torch.rand(shape, device="cuda", generator=generator)
+    size *= 1 / (float(numbers[usable.int()].square().mean().sqrt()) * k**0.5)
+    if weight_format.scale.dtype == "e8m0":
+        scales = (size.log2().round() + 127).to(torch.uint8)
+    else:
+        signs = (
+            torch.randint(0, 2, shape, device="cuda", generator=generator) * 2 - 1
+        )  # codes have a mean, weights none
+        scales = (size * signs).to(weight_format.scale.kind.storage)
     zeros = None
     if weight_format.zero is Zero.INT:
-        zeros = torch.randint(0, levels, shape, dtype=torch.uint8, device="cuda", generator=generator)
+        zeros = torch.randint(0, len(usable), shape, dtype=torch.uint8, device="cuda", generator=generator)
     return QuantizedTensor(codes, scales, zeros, weight_format)
+
+
+def decoded(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """What the kernel makes of a weight, float32 [n, k]: q.dequantize(), a codebook's numbers rounded to x's dtype."""
+    element = q.format.element
+    if isinstance(element, Codebook):
+        factor = table_factor(element.entries)
+        numbers = (
+            table_numbers(element.entries, {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]).double() * factor
+        )
+        q = replace(q, format=replace(q.format, element=Codebook(tuple(numbers.tolist()))))
+    return q.dequantize()
 
 
 def random_packed(n: int, k: int, name: str, seed: int = 0) -> PackedWeight:

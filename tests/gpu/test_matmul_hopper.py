@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_weights import FORMATS, SEVERAL_TILES, check_twice_torch, random_packed, random_quantized
+from gpu_weights import (
+    FORMATS,
+    ODD_SIZE,
+    PLANES_AND_TABLES,
+    SEVERAL_TILES,
+    check_twice_torch,
+    decoded,
+    random_packed,
+    random_quantized,
+)
 
 import lowbit
 from lowbit.errors import UnsupportedConfig
@@ -24,7 +33,7 @@ def test_one_hot_rows_return_the_decoded_weight(name: str, dtype: torch.dtype) -
     n, k = 200, 328
     q = random_quantized(n, k, name)
     weight = pack_as(q, "fragment")
-    expected = q.dequantize().t().to(dtype)
+    expected = decoded(q, dtype).t().to(dtype)
     eye = torch.eye(k, device="cuda").to(dtype)
     for rows in (8, 16, 32, 64) if name in SEVERAL_TILES else (8,):
         for start in range(0, k, rows):
@@ -43,6 +52,39 @@ def test_any_number_of_tokens(name: str, dtype: torch.dtype) -> None:
         check_twice_torch(y, x, q)
         assert torch.equal(y, lowbit.matmul(x, weight, backend="hopper"))
     assert workspace.is_empty()
+
+
+@pytest.mark.parametrize("name", PLANES_AND_TABLES)
+def test_every_format_at_any_number_of_tokens(name: str) -> None:
+    n, k = ODD_SIZE
+    q = random_quantized(n, k, name)
+    weight = pack_as(q, "fragment")
+    for m in (1, 3, 8, 17, 33, 64, 200):
+        x = torch.randn(m, k, device="cuda").half()
+        check_twice_torch(lowbit.matmul(x, weight, backend="hopper"), x, q)
+    assert workspace.is_empty()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name,code", [("mxfp8_e4m3", 0x7F), ("fp8_e4m3_channel", 0xFF), ("fp8_e5m2_g128", 0x7D)])
+def test_a_code_that_is_not_a_number_makes_its_row_none(name: str, code: int, dtype: torch.dtype) -> None:
+    q = random_quantized(200, 328, name)
+    q.codes[70, 131] = code
+    y = lowbit.matmul(torch.randn(3, 328, device="cuda").to(dtype), pack_as(q, "fragment"), backend="hopper")
+    assert y[:, 70].isnan().all()
+    assert y[:, [i for i in range(200) if i != 70]].isfinite().all()
+
+
+def test_exponents_at_the_ends_of_e8m0() -> None:
+    q = random_quantized(128, 64, "mxfp8_e4m3")
+    q.codes[:] = 0x78  # 256
+    q.scales[:] = 127
+    q.scales[3], q.scales[5], q.scales[64, 1] = 255, 0, 137
+    y = lowbit.matmul(torch.ones(1, 64, device="cuda").bfloat16(), pack_as(q, "fragment"), backend="hopper")[0].float()
+    assert y[3].isnan()
+    assert float(y[5]) == 2.0**-127 * 256 * 64
+    assert float(y[64]) == 256 * 32 * (1 + 2**10)
+    assert bool((y[[0, 1, 2, 4, 63, 65, 127]] == 256 * 64).all())
 
 
 @pytest.mark.parametrize(

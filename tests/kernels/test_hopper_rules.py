@@ -15,8 +15,15 @@ from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
 
-SERVED = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
-          for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
+GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
+ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp4_e2m1, codebooks of 16 numbers"
+INTEGERS = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
+            for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
+OTHERS = [f"{name}{g}{s}" for name in ("ternary", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nf4", "iq4_nl", "fp4_bnb")
+          for g in ("_g32", "_g256", "_channel") for s in ("", "_se8m0")]  # fmt: skip
+PLANES = [f"int{b}{g}{z}" for b in (1, 2, 3, 5, 6, 7) for g in ("_g32", "_g128", "_g256", "_channel")
+          for z in ("", "_asym")]  # fmt: skip
+SERVED = [*INTEGERS, *OTHERS, *PLANES, "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
 
 
 def _problem(name: str, m: int = 1, n: int = 4096, k: int = 4096, **change: object) -> Problem:
@@ -40,11 +47,15 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
 @pytest.mark.parametrize(
     "name,sentence",
     [
-        ("int3_g64", "weights of int3: it serves int4 and int8"),
-        ("int4_g16", "group size 16: it serves groups of 32, 64 and 128, and one scale a row"),
+        ("fp6_e2m3_g64", f"weights of fp6_e2m3: it serves {ELEMENTS}"),
+        ("codebook[-1,0,0.5,1]_g64", f"weights of codebook[-1.0,0.0,0.5,1.0]: it serves {ELEMENTS}"),
+        ("int4_g16", f"group size 16: it serves {GROUPS}"),
         ("int4_g64_min", "zero kind 'min': it serves symmetric weights and integer zero points"),
-        ("int4_tensor", "grouping tensor: it serves groups of 32, 64 and 128 along k, and one scale a row"),
-        ("int4_g32_se8m0", "scales se8m0: it serves one level of fp16, bf16 or fp32"),
+        ("nf4_g64_zfloat", "zero kind 'zfloat': it serves symmetric weights and integer zero points"),
+        ("int4_tensor", f"grouping tensor: it serves {GROUPS}"),
+        ("int4_g32_se4m3", "scales se4m3: it serves one level of fp16, bf16, fp32 or e8m0"),
+        ("q3_k", f"group size 16: it serves {GROUPS}"),
+        ("iq4_xs", "scales si6-fp16x8: it serves one level of fp16, bf16, fp32 or e8m0"),
     ],
 )
 def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:
@@ -82,6 +93,7 @@ def test_a_machine_without_cuda_is_named() -> None:
         ({"maxnreg": 255, "warps": 8, "row_blocks": 2}, "a multiprocessor has 65536"),
         ({"block_k": 96}, "each is a multiple of 64"),
         ({"warps": 8}, "no such arrangement"),
+        ({"block_k": 2048, "chunk": 32}, "a box has 256 lines"),
     ],
 )
 def test_impossible_configurations_say_why(change: dict[str, int], part: str) -> None:
@@ -91,13 +103,20 @@ def test_impossible_configurations_say_why(change: dict[str, int], part: str) ->
     assert part in reason
 
 
+def test_a_plane_of_one_bit_needs_128_columns_in_each_part() -> None:
+    config = HopperConfig(NAME, 8, 192, 3)
+    assert illegal_config(config, parse_format("int2_g32")) is None
+    reason = illegal_config(config, parse_format("int3_g32"))
+    assert reason == "block_k=192 in 1 parts: 3 bits need multiples of 128 in each"
+
+
 def test_plans_are_keys() -> None:
     config = HopperConfig(NAME, 8, 256, 3)
     one, two = (plan_for(replace(config), parse_format("int4_g128"), "fp16", False) for _ in range(2))
     assert one == two
     assert hash(config) == hash(replace(config))
     assert config != replace(config, stages=4)
-    assert "BITS=4" in repr(one)
+    assert "PLANES=(4,)" in repr(one)
 
 
 def test_every_row_of_every_table_is_legal() -> None:

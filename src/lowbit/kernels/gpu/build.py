@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from lowbit.errors import UnsupportedConfig
-from lowbit.kernels.gpu.plan import Plan
+from lowbit.kernels.gpu.plan import SCALE_BYTES, Plan
+
+MOST_PLANES = 3  # of a code: 7 bits are 4 + 2 + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +21,7 @@ class Binary:
     smem_bytes: int
     threads: int
     ptx: str
-    maps: tuple[dict[str, Any], ...]  # of each tensor map: block_size, elem_type, elem_size, swizzle
+    maps: tuple[dict[str, Any], ...]  # of the words of each plane, scales, zeros, x: block_size, elem_type, ...
 
 
 def rows_box(plan: Plan, groups: int, bits: int) -> list[int]:
@@ -29,7 +31,7 @@ def rows_box(plan: Plan, groups: int, bits: int) -> list[int]:
 
 @lru_cache(maxsize=512)
 def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
-    """Compile, or take from Triton's cache on disk. scale_type, x_type: "fp16", "bf16", "fp32".
+    """Compile, or take from Triton's cache on disk. scale_type: a key of SCALE_BYTES; x_type: "fp16" or "bf16".
 
     Raises UnsupportedConfig where Triton is missing.
     """
@@ -40,16 +42,21 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
         ) from error
     gl = compat.gl
-    scale_bits = 32 if scale_type == "fp32" else 16
+    scale_bits = 8 * SCALE_BYTES[scale_type]
 
     def tile(kind: str, shape: list[int], bits: int) -> str:
         swizzle = 128 if shape[-1] * bits >= 1024 else 0
         layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
         return f"tensordesc<{kind}[{','.join(map(str, shape))}],{layout!r}>"
 
+    planes = {
+        f"w{i}_desc": tile("i32", [plan.BLOCKS, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)
+    }
+    absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
+    scale_kind = "u8" if scale_type == "e8m0" else scale_type
     signature = {
-        "w_desc": tile("i32", [plan.BLOCKS, plan.BK // 16 * plan.BITS, 32], 32),
-        "s_desc": tile(scale_type, rows_box(plan, plan.TILE_GROUPS, scale_bits), scale_bits),
+        **planes,
+        "s_desc": tile(scale_kind, rows_box(plan, plan.SCALE_GROUPS, scale_bits), scale_bits),
         "z_desc": tile("u8", rows_box(plan, plan.ZERO_GROUPS, 8), 8),
         "x_desc": tile(x_type, [plan.BM, plan.BK], 16),
         "y_ptr": f"*{x_type}",
@@ -57,7 +64,7 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
         "partial_ptr": "*i32",
         **dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32"),
     }
-    constants = {"P": compat.Constants(plan), "num_warps": plan.WARPS}
+    constants = {**absent, "P": compat.Constants(plan), "num_warps": plan.WARPS}
     kernel = compat.compile_kernel(hopper_body.matmul, signature, constants, 90, num_warps=plan.WARPS, maxnreg=maxnreg)
     meta = kernel.metadata
     maps = tuple(compat.map_kind(kind) for kind in meta.tensordesc_meta)

@@ -75,7 +75,8 @@ def _compile(
     kind: Any, function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, options: Any
 ) -> Any:
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, text in enumerate(signature.values()) if text.startswith("*")}
+    pointers = [name for name, text in signature.items() if text.startswith("*")]
+    aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers}
     source = kind(fn=function, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

@@ -1,6 +1,6 @@
-"""The Hopper family: 4 and 8 bit integer weights with fp16 or bf16 activations on compute capability 9.0.
+"""The Hopper family: weights of 1 to 8 bits with fp16 or bf16 activations on compute capability 9.0.
 
-    y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = (code - zero) * scale, packed as fragments
+    y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = number(code, zero) * scale, packed as fragments
 
 Made for the few tokens of decoding, where the weights' bytes are the limit; right for any number of them. Codes become
 16-bit numbers exactly; scales multiply the fp32 sums of their group, so the only roundings are those of the tensor
@@ -17,19 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.formats import Int, WeightFormat
+from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along, Channel
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
+from lowbit.kernels.gpu.decode import SERVED, is_decoded
 from lowbit.kernels.gpu.heuristic import choose_config
 from lowbit.kernels.gpu.plan import NAME, SCALE_BYTES, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import BLOCK, blocks
+from lowbit.packing.tiles import PLANES
 
-GROUPS = (32, 64, 128)
+GROUPS = (32, 64, 128, 256)
+_GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
 X_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 REGISTERS = 65536  # of a multiprocessor
 _KEPT_MAPS = 64  # of x, and splits of m, for each weight
@@ -37,14 +40,14 @@ _KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
 def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     """Why the kernel does not serve a format, or None."""
-    if not isinstance(format.element, Int) or format.bits not in (4, 8):
-        return f"weights of {format.element.name}: it serves int4 and int8"
+    if not is_decoded(format.element):
+        return f"weights of {format.element.name}: it serves {SERVED}"
     if isinstance(format.grouping, Along) and format.grouping.size not in GROUPS:
-        return f"group size {format.grouping.size}: it serves groups of 32, 64 and 128, and one scale a row"
+        return f"group size {format.grouping.size}: it serves {_GROUPS}"
     if not isinstance(format.grouping, Along | Channel):
-        return f"grouping {format.grouping.suffix}: it serves groups of 32, 64 and 128 along k, and one scale a row"
+        return f"grouping {format.grouping.suffix}: it serves {_GROUPS}"
     if format.scale.super is not None or format.scale.dtype not in SCALE_BYTES:
-        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16 or fp32"
+        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16, fp32 or e8m0"
     if format.zero not in {Zero.NONE, Zero.INT}:
         return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
     return None
@@ -57,8 +60,10 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
         return f"block_m={config.block_m}: tokens come in tiles of 8, 16, 32, 64 or 128"
     if config.warps not in (4, 8, 16) or config.row_blocks % (config.warps // 4) or config.splits not in (1, 2, 4):
         return f"{config.warps} warps, {config.row_blocks} row blocks, {config.splits} splits: no such arrangement"
-    if mine % 64 or mine * config.splits != config.block_k or config.block_k // 16 * format.bits > 256:
+    if mine % 64 or mine * config.splits != config.block_k or config.block_k // 16 * PLANES[format.bits][0] > 256:
         return f"block_k={config.block_k} in {config.splits} parts: each is a multiple of 64, and a box has 256 lines"
+    if PLANES[format.bits][-1] == 1 and mine % 128:
+        return f"block_k={config.block_k} in {config.splits} parts: {format.bits} bits need multiples of 128 in each"
     if config.chunk not in (32, 64, 128):
         return f"chunk={config.chunk}: 32, 64 or 128 columns are decoded at a time"
     if isinstance(format.grouping, Along) and mine % format.grouping.size:
@@ -102,7 +107,8 @@ class Prepared:
         plan = plan_for(config, weight.format, x_type, bias)
         binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
-        ranks = (3, 4, 4, 2)
+        planes = plan.PLANES
+        ranks = (*(3,) * len(planes), 4, 4, 2)
         slots: list[int] = []
         self._maps = []
         for rank in ranks:
@@ -113,22 +119,24 @@ class Prepared:
         launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._launch = launch
         self._lock = Lock()
-        self._x_kind = binary.maps[3]
+        self._x_kind = binary.maps[-1]
         self._x_maps: dict[tuple[int, int], bytes] = {}
         self._x_now: tuple[int, int] | None = None
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None  # what the launch holds now
+        columns = blocks(self.k)
         words = weight.words.view(blocks(self.n), -1, 32)
-        for slot, kind, tensor in zip(self._maps, binary.maps, (words, weight.scales, weight.zeros), strict=False):
-            if tensor is None:
-                continue
-            shape = list(tensor.shape)
-            if slot != self._maps[0]:  # rows of 64 values as lines of 16 bytes
-                shape = [*shape[:2], *kind["block_size"][2:]]
-            strides = [1] * len(shape)
-            for i in reversed(range(len(shape) - 1)):
-                strides[i] = strides[i + 1] * shape[i + 1]
-            driver.encode_map(launch.addresses[slot], kind, tensor.data_ptr(), shape, strides)
+        at = 0
+        for slot, kind, plane in zip(self._maps, binary.maps, planes, strict=False):
+            width = columns * 4 * plane
+            part = words[:, at : at + width]
+            driver.encode_map(launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
+            at += width
+        for i, values in ((-3, weight.scales), (-2, weight.zeros)):
+            if values is not None:  # rows of 64 values as lines of 16 bytes
+                lines = values.view(*values.shape[:2], *binary.maps[i]["block_size"][2:])
+                slot = launch.addresses[self._maps[i]]
+                driver.encode_map(slot, binary.maps[i], lines.data_ptr(), lines.shape, lines.stride())
         self.k_tiles = -(-self.k // config.block_k)
         self.n_tiles = -(-self.n // (BLOCK * config.row_blocks))
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
@@ -170,7 +178,7 @@ class Prepared:
         key = (x.data_ptr(), m)
         if key == self._x_now:
             return
-        target = self._launch.addresses[self._maps[3]]
+        target = self._launch.addresses[self._maps[-1]]
         kept = self._x_maps.get(key)
         if kept is None:
             driver.encode_map(target, self._x_kind, key[0], tuple(x.shape), tuple(x.stride()))
@@ -185,7 +193,7 @@ class Prepared:
 class Hopper(KernelFamily):
     name = NAME
     config_type = HopperConfig
-    summary = "tensor cores fed from registers, weights streamed by TMA; int4 and int8 on H100 and H200"
+    summary = "tensor cores fed from registers, weights streamed by TMA; 1 to 8 bits on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
         return "fragment" if device == "cuda" and illegal_format(format) is None else None

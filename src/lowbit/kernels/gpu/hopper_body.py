@@ -1,7 +1,7 @@
 """The matmul for Hopper (sm_90a): y[m, n] = sum over k of x[m, k] * W[n, k], + bias, W packed as fragments.
 
-    words    int32 [n/64, k/64 * 4 bits, 32]   one lane's weights side by side (packing/fragment.py)
-    scales   fp16, bf16 or fp32 [n/64, groups, 64]
+    words    int32 [n/64, k/64 * 4 bits, 32]   for each plane: one lane's weights side by side (packing/fragment.py)
+    scales   fp16, bf16, fp32 or e8m0 [n/64, groups, 64]
     zeros    uint8 [n/64, groups, 64], or nothing
     x        fp16 or bf16 [m, k], k a multiple of 8
     y        like x [m, n]
@@ -49,12 +49,14 @@ def _next(tile, column, start, end, k_tiles):
 
 @gluon.jit
 def _fetch_weights(operands, buffers, bar, stage, tile, column, on, P: gl.constexpr):
-    w_desc, s_desc, z_desc, _, m_tiles = operands
+    w_descs, s_desc, z_desc, _, m_tiles = operands
     block = tile * P.BLOCKS
     if m_tiles > 1:
         block = tile // m_tiles * P.BLOCKS
     group = column * P.GROUP_STEP
-    copy_to_shared(w_desc, [block, column * (P.BK // 16 * P.BITS), 0], bar, buffers[0].index(stage), pred=on)
+    for i in gl.static_range(len(P.PLANES)):
+        line = column * (P.BK // 16 * P.PLANES[i])
+        copy_to_shared(w_descs[i], [block, line, 0], bar, buffers[0][i].index(stage), pred=on)
     copy_to_shared(s_desc, [block, group, 0, 0], bar, buffers[1].index(stage), pred=on)
     if P.ZERO != "none":
         copy_to_shared(z_desc, [block, group, 0, 0], bar, buffers[2].index(stage), pred=on)
@@ -112,7 +114,10 @@ def _group(chunk, per_group, step):
 @gluon.jit
 def _tiles(buffers, stage):
     """Words, scales, zeros and x of a stage."""
-    return buffers[0].index(stage), buffers[1].index(stage), buffers[2].index(stage), buffers[3].index(stage)
+    words = ()
+    for i in gl.static_range(len(buffers[0])):
+        words = words + (buffers[0][i].index(stage),)
+    return words, buffers[1].index(stage), buffers[2].index(stage), buffers[3].index(stage)
 
 
 @gluon.jit
@@ -128,12 +133,12 @@ def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tile, s_tile, z_tile, x_tile = _tiles(buffers, stage)
+    w_tiles, s_tile, z_tile, x_tile = _tiles(buffers, stage)
     x_type: gl.constexpr = x_tile.dtype
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
         scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-        a = weights(w_tile, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+        a = weights(w_tiles, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0)).load(b_layout)
         part = mma_v2(a, x_t, part)
         if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
@@ -151,16 +156,16 @@ def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tile, s_tile, z_tile, x_tile = _tiles(buffers, stage)
+    w_tiles, s_tile, z_tile, x_tile = _tiles(buffers, stage)
     x_type: gl.constexpr = x_tile.dtype
-    a = weights(w_tile, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+    a = weights(w_tiles, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0))
         part = warpgroup_mma(a, x_t, part, use_acc=c % PER_GROUP != 0, is_async=True)
         if c + 1 < CHUNKS:  # the next weights are decoded while the tensor cores work
             ahead = weights(
-                w_tile, z_tile, FIRST + c + 1, _group(FIRST + c + 1, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P
+                w_tiles, z_tile, FIRST + c + 1, _group(FIRST + c + 1, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P
             )
         if (c + 1) % PER_GROUP == 0:
             scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
@@ -253,6 +258,8 @@ def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first
     else:
         if first_cta < pid:
             acc = _add_published(acc, partial_ptr, first_cta, pid, P)
+        if P.FACTOR != 1.0:
+            acc *= P.FACTOR
         n_at = (tile // m_tiles) * (P.BLOCKS * 64) + gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
         m_at = (tile % m_tiles) * P.BM + gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
         if P.BIAS:
@@ -311,8 +318,10 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
 
 @gluon.jit
 def matmul(
-    w_desc,  # int32 [n/64, k/64 * 4 bits, 32] in boxes [BLOCKS, BK/64 * 4 bits, 32]
-    s_desc,  # [n/64, groups, 64] in boxes [BLOCKS, TILE_GROUPS, 64]
+    w0_desc,  # int32 [n/64, k/64 * 4 bits, 32] of the first plane in boxes [BLOCKS, BK/64 * 4 bits, 32]
+    w1_desc,  # of the second, or None
+    w2_desc,  # of the third, or None
+    s_desc,  # [n/64, groups, 64] in boxes [BLOCKS, SCALE_GROUPS, 64]
     z_desc,  # uint8 like the scales; unused without zeros
     x_desc,  # [m, k] in boxes [BM, BK]
     y_ptr,  # [m, n]
@@ -332,7 +341,15 @@ def matmul(
     start = (pid * base + gl.minimum(pid, more)) * grain
     end = start + (base + gl.where(pid < more, 1, 0)) * grain
     x_type: gl.constexpr = x_desc.dtype
-    w_tiles = gl.allocate_shared_memory(gl.int32, [P.STAGES] + w_desc.block_shape, w_desc.layout)
+    w_descs = (w0_desc,)
+    if len(P.PLANES) > 1:
+        w_descs = w_descs + (w1_desc,)
+    if len(P.PLANES) > 2:
+        w_descs = w_descs + (w2_desc,)
+    w_tiles = ()
+    for i in gl.static_range(len(P.PLANES)):
+        tiles = gl.allocate_shared_memory(gl.int32, [P.STAGES] + w_descs[i].block_shape, w_descs[i].layout)
+        w_tiles = w_tiles + (tiles,)
     s_tiles = gl.allocate_shared_memory(s_desc.dtype, [P.STAGES] + s_desc.block_shape, s_desc.layout)
     z_tiles = s_tiles
     if P.ZERO != "none":
@@ -354,7 +371,7 @@ def matmul(
     fence_async_shared()
     pointers = (y_ptr, bias_ptr, partial_ptr)
     buffers = (w_tiles, s_tiles, z_tiles, x_tiles)
-    operands = (w_desc, s_desc, z_desc, x_desc, m_tiles)
+    operands = (w_descs, s_desc, z_desc, x_desc, m_tiles)
     sync = (meet, full, empty, ends)
     work = (m, n, start, end, k_tiles, m_tiles, base * grain, more, grain, pid)
     if P.SPLITS == 1:

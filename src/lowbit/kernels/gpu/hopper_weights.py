@@ -26,7 +26,7 @@ def _words_layout(bits, warps, blocks, halves):
     """Register layout of the words of [blocks * 64, halves * 64] weights, seen as [blocks, halves * 4 * bits, 32]."""
     rows = 4 * bits  # of 32 words, in a block of 64 columns
     places = [[0, 0, 1 << i] if i < 5 else [0, 1 << (i - 5), 0] for i in range(10)]
-    word = {4: 2, 8: 3}[bits]
+    word = {1: 0, 2: 1, 4: 2, 8: 3}[bits]  # bits of the number of a lane's word
     regs = places[:word] + ([[0, rows, 0]] if halves == 2 else [])
     regs, warp = _over_blocks(regs, [[0, rows // 4, 0], [0, rows // 2, 0]], warps, blocks)
     return gl.DistributedLinearLayout(regs, places[word : word + 5], warp, [], [blocks, halves * rows, 32])
@@ -70,16 +70,23 @@ def _rows_layout(warps, blocks, lines):
 def scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
     """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
     values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
-    return gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True).to(gl.float32)
+    values = gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True)
+    if tile.dtype == gl.uint8:  # e8m0: the exponent of a float; 0 is 2^-127, which is subnormal, and 255 NaN
+        exponent = values.to(gl.int32)
+        number = gl.maximum(exponent << 23, 0x00400000)
+        return gl.where(exponent == 255, 0x7FC00000, number).to(gl.float32, bitcast=True)
+    else:
+        return values.to(gl.float32)
 
 
 @gluon.jit
 def _spread(z, pieces: gl.constexpr, HALVES: gl.constexpr, J1S: gl.constexpr, BLOCKS: gl.constexpr):
-    """[blocks, 4 row tiles, 8 lane rows] -> the same register beside every word of its rows."""
-    sliced: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(4, gl.SliceLayout(5, gl.SliceLayout(6, pieces))))
+    """[blocks, 4 row tiles, 8 lane rows] -> the same register beside every word of its rows, without the axis i2."""
+    words: gl.constexpr = gl.SliceLayout(6, pieces)
+    sliced: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(4, gl.SliceLayout(5, words)))
     z = gl.convert_layout(z, sliced, assert_trivial=True)
-    z = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(z, 1), 4), 5), 6)
-    return z + gl.full([BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
+    z = gl.expand_dims(gl.expand_dims(gl.expand_dims(z, 1), 4), 5)
+    return z + gl.full([BLOCKS, HALVES, 4, 8, 4, J1S], 0, gl.int32, words)
 
 
 @gluon.jit
@@ -87,14 +94,23 @@ def _zeros(tile, group: gl.constexpr, pieces: gl.constexpr, HALVES: gl.constexpr
     """The two operands of a decode that hold the zero points of rows b3 = 0 and 1."""
     values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
     pairs = gl.permute(gl.reshape(values, [P.BLOCKS, 4, 2, 8]), (0, 1, 3, 2))
-    low, high = gl.split(pairs)
-    if P.ZERO == "number":
-        low = (low.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
-        high = (high.to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
-    else:
-        low = low.to(gl.int32) * P.ZERO_FACTORS[0] + P.ZERO_OFFSETS[0]
-        high = high.to(gl.int32) * P.ZERO_FACTORS[1] + P.ZERO_OFFSETS[1]
-    return _spread(low, pieces, HALVES, J1S, P.BLOCKS), _spread(high, pieces, HALVES, J1S, P.BLOCKS)
+    rows = gl.split(pairs)
+    operands = ()
+    for b3 in gl.static_range(2):
+        if P.ZERO == "number":
+            number = (rows[b3].to(gl.float32) - 128).to(gl.bfloat16).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
+            first = _spread(number, pieces, HALVES, J1S, P.BLOCKS)
+            second = first
+        else:
+            z = rows[b3].to(gl.int32)
+            number = z * P.ZERO_FACTORS[2 * b3] + P.ZERO_OFFSETS[2 * b3]
+            first = _spread(number, pieces, HALVES, J1S, P.BLOCKS)
+            second = first
+            if P.ZERO_FACTORS[2 * b3 + 1] != P.ZERO_FACTORS[2 * b3]:
+                number = z * P.ZERO_FACTORS[2 * b3 + 1] + P.ZERO_OFFSETS[2 * b3 + 1]
+                second = _spread(number, pieces, HALVES, J1S, P.BLOCKS)
+        operands = operands + (gl.convert_layout(gl.join(first, second), pieces, assert_trivial=True),)
+    return operands
 
 
 @gluon.jit
@@ -130,8 +146,53 @@ def _decode(operands, x_type: gl.constexpr, TEXT: gl.constexpr, CONSTRAINTS: gl.
 
 
 @gluon.jit
+def _plane(tile, chunk: gl.constexpr, plane: gl.constexpr, pieces: gl.constexpr, P: gl.constexpr):
+    """The operands of a decode that a plane of 8, 4, 2 or 1 bits gives for a chunk of columns: words [pieces]."""
+    HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
+    J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
+    J1: gl.constexpr = chunk % 2  # the one there is where a chunk has 32 columns
+    LOADED: gl.constexpr = 2 if plane == 1 else HALVES  # a tile is cut at multiples of eight lines of 32 words
+    FIRST: gl.constexpr = chunk * P.CHUNK // (64 * LOADED) * LOADED
+    words = tile.slice(FIRST * 4 * plane, LOADED * 4 * plane, 1).load(_words_layout(plane, P.WARPS, P.BLOCKS, LOADED))
+    if plane == 8:
+        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2, 2])  # ... j1 i2 i1
+        first, second = gl.split(words)
+        if J1S == 1:
+            first = gl.split(gl.permute(first, (0, 1, 2, 3, 4, 6, 5)))[J1]
+            second = gl.split(gl.permute(second, (0, 1, 2, 3, 4, 6, 5)))[J1]
+        found = (first, second)
+    elif plane == 4:
+        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2])  # ... j1 i2
+        if J1S == 1:
+            words = gl.split(gl.permute(words, (0, 1, 2, 3, 4, 6, 5)))[J1]
+        found = (words,)
+    elif plane == 2:  # one word for both i2
+        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2])  # ... j1
+        if J1S == 1:
+            words = gl.split(words)[J1]
+        found = (gl.join(words, words),)
+    else:  # ... and for both j1, whose bits are neighbours
+        words = gl.reshape(words, [P.BLOCKS, LOADED, 4, 8, 4])
+        if HALVES < LOADED:
+            words = gl.split(gl.permute(words, (0, 2, 3, 4, 1)))[chunk * P.CHUNK // 64 % 2]
+            words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4])
+        first = words << 1 if P.RAISED else words
+        second = words if P.RAISED else words >> 1
+        if J1S == 1:
+            words = first if J1 == 0 else second
+        else:
+            words = gl.join(first, second)
+        found = (gl.join(words, words),)
+    ready = ()
+    for i in gl.static_range(len(found)):
+        shaped = gl.reshape(found[i], [P.BLOCKS, HALVES, 4, 8, 4, J1S, 2])
+        ready = ready + (gl.convert_layout(shaped, pieces, assert_trivial=True),)
+    return ready
+
+
+@gluon.jit
 def weights(
-    w_tile,
+    w_tiles,
     z_tile,
     chunk: gl.constexpr,
     group: gl.constexpr,
@@ -145,31 +206,13 @@ def weights(
     """
     HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
     J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
-    ROWS: gl.constexpr = HALVES * 4 * P.BITS
     pieces: gl.constexpr = _pieces_layout(P.WARPS, P.BLOCKS, HALVES, J1S)
-    words = w_tile.slice((chunk * P.CHUNK // 64) * 4 * P.BITS, ROWS, 1).load(
-        _words_layout(P.BITS, P.WARPS, P.BLOCKS, HALVES)
-    )
-    zeros = ()
+    operands = ()
+    for i in gl.static_range(len(P.PLANES)):
+        operands = operands + _plane(w_tiles[i], chunk, P.PLANES[i], pieces, P)
     if P.ZERO != "none":
-        zeros = _zeros(z_tile, group, pieces, HALVES, J1S, P)
-    if P.BITS == 8:
-        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2, 2])  # ... j1 i2 i1
-        first, second = gl.split(words)
-        if J1S == 1:
-            first = gl.split(gl.permute(first, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-            second = gl.split(gl.permute(second, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-        operands = (first, second)
-    else:
-        words = gl.reshape(words, [P.BLOCKS, HALVES, 4, 8, 4, 2, 2])  # ... j1 i2
-        if J1S == 1:
-            words = gl.split(gl.permute(words, (0, 1, 2, 3, 4, 6, 5)))[chunk % 2]
-        operands = (words,)
-    ready = ()
-    for i in gl.static_range(len(operands)):
-        shaped = gl.reshape(operands[i], [P.BLOCKS, HALVES, 4, 8, 4, J1S, 2])
-        ready = ready + (gl.convert_layout(shaped, pieces, assert_trivial=True),)
-    a, b, c, d, e, f, g, h = _decode(ready + zeros, x_type, P.DECODE, P.CONSTRAINTS)
+        operands = operands + _zeros(z_tile, group, pieces, HALVES, J1S, P)
+    a, b, c, d, e, f, g, h = _decode(operands, x_type, P.DECODE, P.CONSTRAINTS)
     w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
     # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2
     w = gl.permute(w, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))

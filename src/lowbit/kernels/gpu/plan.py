@@ -6,14 +6,15 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from lowbit.formats import WeightFormat
-from lowbit.formats.element import Int
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu import ptx
+from lowbit.kernels.gpu.decode import decode_of
 from lowbit.kernels.problem import KernelConfig
+from lowbit.packing.tiles import PLANES
 
 NAME = "hopper"
-SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1}
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 
 
@@ -62,16 +63,18 @@ class HopperConfig(KernelConfig):
 class Plan:
     """Constants of the kernel. Upper case, because they are read inside it."""
 
-    BITS: int
+    PLANES: tuple[int, ...]  # bits of each plane of a code
+    RAISED: bool  # Decode.raised
+    FACTOR: float  # Decode.factor
     GROUP: int  # columns that share a scale; BK / SPLITS where a row has one scale
     CHUNK: int  # columns decoded and multiplied at a time
     CHUNKS_PER_GROUP: int
-    TILE_GROUPS: int  # rows of scales fetched with a unit
-    ZERO_GROUPS: int  # rows of zeros fetched with a unit: a box has at least 128 bytes
+    SCALE_GROUPS: int  # rows of scales fetched with a unit
+    ZERO_GROUPS: int  # rows of zeros
     GROUP_STEP: int  # by how many a unit's first group moves for each unit
-    ZERO: str  # "none", "integer": the operand is z * factor + offset, for rows b3 = 0 and 1; "number": z - 128 in bf16
-    ZERO_FACTORS: tuple[int, int]
-    ZERO_OFFSETS: tuple[int, int]
+    ZERO: str  # "none", "integer": z * factor + offset for (b3, i2); "number": z - 128 in bf16
+    ZERO_FACTORS: tuple[int, ...]
+    ZERO_OFFSETS: tuple[int, ...]
     BIAS: bool
     WIDE: bool
     BM: int
@@ -94,27 +97,25 @@ class Plan:
 
 def plan_for(config: HopperConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
     """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
-    assert isinstance(format.element, Int)
-    bits = format.bits
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
     by_group = isinstance(format.grouping, Along)
     group = format.grouping.size if isinstance(format.grouping, Along) else mine
     chunk = min(config.chunk, group, mine)
-    tile_groups = config.block_k // group if by_group else 1
-    decode = ptx.decode_integer(bits, x_type, format.zero is Zero.INT)
-    (factor0, offset0), (factor1, offset1) = decode.zeros or ((0, 0), (0, 0))
+    decode = decode_of(format.element, x_type, format.zero is Zero.INT)
     zero = "none" if format.zero is Zero.NONE else "number" if decode.zero_numbers else "integer"
     return Plan(
-        BITS=bits,
+        PLANES=PLANES[format.bits],
+        RAISED=decode.raised,
+        FACTOR=decode.factor,
         GROUP=group,
         CHUNK=chunk,
         CHUNKS_PER_GROUP=group // chunk,
-        TILE_GROUPS=tile_groups,
-        ZERO_GROUPS=zero_groups(config, format),
-        GROUP_STEP=tile_groups if by_group else 0,
+        SCALE_GROUPS=fetched_groups(config, format, SCALE_BYTES[format.scale.dtype]),
+        ZERO_GROUPS=fetched_groups(config, format, 1),
+        GROUP_STEP=config.block_k // group if by_group else 0,
         ZERO=zero,
-        ZERO_FACTORS=(factor0, factor1),
-        ZERO_OFFSETS=(_signed(offset0), _signed(offset1)),
+        ZERO_FACTORS=tuple(factor for factor, _ in decode.zeros),
+        ZERO_OFFSETS=tuple(_signed(offset) for _, offset in decode.zeros),
         BIAS=bias,
         WIDE=config.wide,
         BM=config.block_m,
@@ -136,22 +137,24 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def zero_groups(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
-    """Rows of zero points fetched with a unit: 64 bytes each, and 128 at least."""
+def fetched_groups(config: HopperConfig, format: WeightFormat, value_bytes: int) -> int:  # noqa: A002
+    """Rows of scales or zero points fetched with a unit, of 64 values each: a box has at least 128 bytes."""
     groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
-    return max(groups, 2 // config.row_blocks)
+    return max(groups, 2 // (config.row_blocks * value_bytes))
 
 
 def stage_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory one stage of the pipeline takes."""
     rows = 64 * config.row_blocks
-    groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
-    zeros = rows * zero_groups(config, format) if format.zero is Zero.INT else 0
-    scales = rows * groups * SCALE_BYTES[format.scale.dtype]
+    scale_bytes = SCALE_BYTES[format.scale.dtype]
+    zeros = rows * fetched_groups(config, format, 1) if format.zero is Zero.INT else 0
+    scales = rows * fetched_groups(config, format, scale_bytes) * scale_bytes
     return rows * config.block_k * format.bits // 8 + scales + zeros + config.block_m * config.block_k * 2
 
 
 def smem_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory a CTA takes, at most: buffers start at multiples of 1024."""
     meet = (config.splits - 1) * 64 * config.row_blocks * config.block_m * 4
-    return config.stages * stage_bytes(config, format) + meet + 16 * config.stages + 3 * 1024
+    return (
+        config.stages * stage_bytes(config, format) + meet + 16 * config.stages + (2 + len(PLANES[format.bits])) * 1024
+    )

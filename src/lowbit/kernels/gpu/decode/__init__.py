@@ -1,0 +1,13 @@
+"""Codes to 16-bit numbers in registers: one function for each kind of number, as inline PTX.
+
+base.py      what a decode is, and the instructions all are made of
+integers.py  1 to 8 bits, zero points, ternary
+floats.py    e4m3, e5m2, e2m1
+tables.py    any sixteen numbers
+registry.py  which element has which
+"""
+
+from lowbit.kernels.gpu.decode.base import OUTPUTS, Decode
+from lowbit.kernels.gpu.decode.registry import SERVED, decode_of, is_decoded
+
+__all__ = ["OUTPUTS", "SERVED", "Decode", "decode_of", "is_decoded"]

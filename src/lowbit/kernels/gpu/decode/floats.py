@@ -1,0 +1,61 @@
+"""Small floats: e4m3 and e5m2 of 8 bits, e2m1 of 4."""
+
+from __future__ import annotations
+
+from lowbit.kernels.gpu.decode.base import TWICE, Decode, Lines, output, word
+
+
+def decode_e5m2(x_type: str) -> Decode:
+    """e5m2 is the upper byte of fp16, with its infinities and NaNs."""
+    code = Lines()
+    nothing = code.constant(0)
+    for i2 in range(2):
+        for i1 in range(2):
+            for b3 in range(2):
+                half = code.bytes_of(word(i1, i2), nothing, 0x2404 + 0x1010 * b3)
+                _finish(code, x_type, half, output(i2, i1, b3))
+    return Decode(tuple(code.lines), 8)
+
+
+def decode_e4m3(x_type: str) -> Decode:
+    """The hardware's own conversion of two e4m3, in half a register, to fp16; with subnormals and NaN."""
+    code = Lines()
+    for i2 in range(2):
+        for i1 in range(2):
+            pairs = code.bytes_of(word(i1, i2), word(i1, i2), 0x3120)  # (j0 = 0, 1) of b3 = 0, then of b3 = 1
+            for b3 in range(2):
+                code.lines.append(f"mov.b32 {{h0, h1}}, {pairs}")
+                half = code.add("cvt.rn.f16x2.e4m3x2", f"h{b3}")
+                _finish(code, x_type, half, output(i2, i1, b3))
+    return Decode(tuple(code.lines), 8)
+
+
+def _finish(code: Lines, x_type: str, half: str, out: str) -> None:
+    """Two numbers in fp16 to the type of x: few enough bits for bf16 too."""
+    if x_type == "fp16":
+        code.add("mov.b32", half, to=out)
+        return
+    code.lines.append(f"mov.b32 {{h0, h1}}, {half}")
+    code.lines += ["cvt.f32.f16 f0, h0", "cvt.f32.f16 f1, h1"]
+    code.add("cvt.rn.bf16x2.f32", "f1", "f0", to=out)
+
+
+def decode_e2m1(x_type: str) -> Decode:
+    """Sign, exponent and mantissa to their places in a wider float; its exponent lacks the difference of the biases.
+
+    Subnormals stay right: they are subnormal in the wider type too. fp16 lacks 2^14, which the sums are given at the
+    end; bf16 lacks 2^126, given at once.
+    """
+    mantissa, lacking = {"fp16": (10, 14), "bf16": (7, 126)}[x_type]
+    code = Lines()
+    for i2 in range(2):
+        for i1 in range(2):
+            for b3 in range(2):
+                out = output(i2, i1, b3)
+                nibble = 8 * i1 + 4 * b3
+                low = mantissa - 1  # where the nibble's lowest bit goes
+                sign = code.both(code.right(word(0, i2), nibble + 3 - 15), 0x8000 * TWICE)
+                code.with_bits(code.right(word(0, i2), nibble - low), (7 << low) * TWICE, sign, to=out)
+                if x_type == "bf16":
+                    code.add("mul.rn.bf16x2", out, code.constant((127 + lacking) << 7 | (127 + lacking) << 23), to=out)
+    return Decode(tuple(code.lines), 4, factor=2.0**lacking if x_type == "fp16" else 1.0)

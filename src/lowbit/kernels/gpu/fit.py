@@ -1,0 +1,40 @@
+"""A configuration measured for four bits, fitted to any format: columns of a unit, partitions, stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowbit.formats import WeightFormat
+from lowbit.formats.element import Codebook
+from lowbit.formats.grouping import Along
+from lowbit.kernels.gpu.plan import SMEM_LIMIT, HopperConfig, smem_bytes
+
+SMEM_SM = 233_472  # shared memory of a multiprocessor; every CTA takes 1024 bytes more than it asks for
+MOST_STAGES = 8
+TABLE_REGISTERS = 80  # of a thread at launch: eight hold the table
+
+
+def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa: A002
+    """`config` with as many bytes in flight for another number of bits, and whole groups in every partition.
+
+    More than four bits take half the columns. Only stages and registers depend on the number of tokens.
+    """
+    if format.bits > 4:
+        config = replace(config, block_k=config.block_k // 2, splits=min(config.splits, config.block_k // 256))
+        if config.block_m < 64:  # fewer threads than with four bits: more registers for each
+            config = replace(config, maxnreg=min(128, 65536 // (2 * config.threads) // 8 * 8))
+    elif isinstance(format.element, Codebook) and config.maxnreg < TABLE_REGISTERS:
+        config = replace(config, splits=2, maxnreg=TABLE_REGISTERS)
+    size = format.grouping.size if isinstance(format.grouping, Along) else 1
+    while config.block_k // config.splits % size:
+        if config.splits > 1:
+            config = replace(config, splits=config.splits // 2)
+        else:
+            config = replace(config, block_k=config.block_k * 2)
+    residents = 1 if config.block_m == 64 else 2
+    limit = min(SMEM_LIMIT, SMEM_SM // residents - 1024)
+    if format.bits < 4:
+        config = replace(config, stages=MOST_STAGES)
+    while smem_bytes(config, format) > limit and config.stages > 2:
+        config = replace(config, stages=config.stages - 1)
+    return config
