@@ -12,20 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
-import os
 import random
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
+from hopper_compile import compile_all
 from hopper_grid import configurations
 from lowbit.formats import parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.heuristic import tile_tokens
-from lowbit.kernels.gpu.plan import HopperConfig, plan_for
+from lowbit.kernels.gpu.plan import HopperConfig
 from matmul import SHAPES, copies_of, dense, launch_us, random_weight
 from record import save
 
@@ -39,21 +37,6 @@ def candidates(case: Case, name: str) -> list[HopperConfig]:
     own = get_family("hopper").default(Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda"))
     assert isinstance(own, HopperConfig)
     return list(dict.fromkeys([own, *configurations(n, k, tile_tokens(m), name)]))
-
-
-def compile_one(job: tuple[HopperConfig, str]) -> None:
-    from lowbit.kernels.gpu.build import build
-
-    config, name = job
-    weight_format = parse_format(name)
-    build(plan_for(config, weight_format, "fp16", False), weight_format.scale.dtype, "fp16", config.maxnreg)
-
-
-def compile_all(configs: list[HopperConfig], name: str) -> None:
-    """Compile into Triton's cache; what differs only in how work is shared out is the same kernel."""
-    kernels = {replace(config, even_runs=False, ctas_per_sm=1) for config in configs}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_one, [(config, name) for config in kernels]))
 
 
 def ranking(case: Case, name: str) -> list[tuple[float, HopperConfig]]:
@@ -90,7 +73,7 @@ def ranking(case: Case, name: str) -> list[tuple[float, HopperConfig]]:
 
 def make_table(name: str, shapes: list[tuple[int, int]]) -> None:
     cases = [(n, k, m) for n, k in shapes for m in (8, 16, 32, 64)]
-    compile_all([config for case in cases for config in candidates(case, name)], name)
+    compile_all((config, name, "fp16") for case in cases for config in candidates(case, name))
     for n, k, m in cases:
         us, config = ranking((n, k, m), name)[0]
         values = {key: value for key, value in asdict(config).items() if key != "family"}
@@ -104,7 +87,7 @@ def judge_heuristic(name: str, count: int, seed: int) -> None:
     sizes = [64 * i for i in range(16, 225)]
     cases = [(chosen.choice(sizes), chosen.choice(sizes), chosen.choice([1, 4, 8, 12, 16, 24, 32, 48, 64]))
              for _ in range(count)]  # fmt: skip
-    compile_all([config for case in cases for config in candidates(case, name)], name)
+    compile_all((config, name, "fp16") for case in cases for config in candidates(case, name))
     rows = []
     for n, k, m in cases:
         *best, own = ranking((n, k, m), name)

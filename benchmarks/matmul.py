@@ -1,6 +1,7 @@
 """GPU matmul beside cuBLAS and, where it is installed, Humming: microseconds a launch, weights from memory.
 
     python benchmarks/matmul.py --peers          figures -> benchmarks/results/<device>/matmul.json
+    python benchmarks/matmul.py --format int2_g128,int3_g128,mxfp4,nf4_g64 --m 1,16 --name formats
 
 One launch for each of several copies of the weight (12 or more, 300 MB or more in all, so that none comes from the L2)
 in one CUDA graph; the median of replays. A graph's start takes some microseconds: with the three copies that make
@@ -21,10 +22,15 @@ import torch
 from torch import Tensor
 
 import lowbit
+from hopper_compile import Job, compile_all
 from lowbit.dispatch.choose import choose
 from lowbit.formats import QuantizedTensor, Zero, parse_format
+from lowbit.formats.element import Ternary
+from lowbit.formats.scale import round_scale
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
+from lowbit.kernels.gpu.hopper import X_TYPES
+from lowbit.kernels.gpu.plan import HopperConfig
 from lowbit.packing import FRAGMENT, PackedWeight
 from record import save
 
@@ -39,18 +45,25 @@ def copies_of(weight_bytes: float) -> int:
 
 
 def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
-    """Random words, packed already; scales that keep the variance of x about one."""
+    """Random words, packed already, of finite numbers; scales that keep the variance of x about one."""
     weight_format = parse_format(name)
     generator = torch.Generator("cuda").manual_seed(seed)
     shape = FRAGMENT.words_shape(n, k, weight_format.bits)
     words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda", generator=generator)
+    numbers = weight_format.element.values()
+    if isinstance(weight_format.element, Ternary):
+        words &= ~(words >> 1 & 0x55555555)  # 3 is no code
+    elif not numbers.isfinite().all():
+        words &= ~0x40404040  # fp8: exponents of the lower half
+        numbers = numbers[[code for code in range(256) if not code & 0x40]]
     groups = weight_format.grouping.scale_shape(n, k)[1]
-    step = 3.4 / ((1 << weight_format.bits) * k**0.5)
+    step = 1 / (float(numbers[numbers.isfinite()].square().mean().sqrt()) * k**0.5)
     scales = step * (0.5 + torch.rand(-(-n // 64), groups, 64, device="cuda", generator=generator))
+    scales = round_scale(weight_format.scale.kind, scales)
     zeros = None
     if weight_format.zero is Zero.INT:
         zeros = torch.randint(0, 1 << weight_format.bits, scales.shape, dtype=torch.uint8, device="cuda")
-    return PackedWeight(weight_format, "fragment", (n, k), words, scales.to(weight_format.scale.kind.storage), zeros)
+    return PackedWeight(weight_format, "fragment", (n, k), words, scales, zeros)
 
 
 def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -130,6 +143,19 @@ def rows_for(n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, p
     return rows
 
 
+def jobs_for(shapes: list[tuple[int, ...]], names: list[str], tokens: list[int], dtype: torch.dtype) -> list[Job]:
+    """The kernels that rows_for will launch."""
+    jobs = []
+    for n, k in shapes:
+        for name in names:
+            for m in tokens:
+                problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
+                config = choose(problem).config
+                if isinstance(config, HopperConfig):
+                    jobs.append((config, name, X_TYPES[dtype]))
+    return jobs
+
+
 def _has_humming() -> bool:
     try:
         import humming  # type: ignore[import-not-found]  # noqa: F401
@@ -140,7 +166,7 @@ def _has_humming() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", default="int4_g128")
+    parser.add_argument("--format", default="int4_g128", help="names with commas between them")
     parser.add_argument("--peers", action="store_true", help="measure cuBLAS and Humming too")
     parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
@@ -150,9 +176,12 @@ def main() -> None:
     shapes = [tuple(int(size) for size in shape.split("x")) for shape in options.shapes.split(",")]
     rows = []
     tokens = [int(m) for m in options.m.split(",")]
-    for n, k in shapes:
-        rows += rows_for(n, k, options.format, tokens, getattr(torch, options.dtype), options.peers)
-        torch.cuda.empty_cache()
+    names, dtype = options.format.split(","), getattr(torch, options.dtype)
+    compile_all(jobs_for(shapes, names, tokens, dtype))
+    for name in names:
+        for n, k in shapes:
+            rows += rows_for(n, k, name, tokens, dtype, options.peers)
+            torch.cuda.empty_cache()
     device = torch.cuda.get_device_name().lower().split()[-1]
     print(save(device, options.name, rows, method=__doc__))
 

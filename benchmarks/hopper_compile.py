@@ -1,0 +1,29 @@
+"""Kernels compiled by all cores into Triton's cache, before one process launches them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+from lowbit.formats import parse_format
+from lowbit.kernels.gpu.plan import HopperConfig, plan_for
+
+Job = tuple[HopperConfig, str, str]  # configuration, format, type of x: "fp16" or "bf16"
+
+
+def compile_one(job: Job) -> None:
+    from lowbit.kernels.gpu.build import build
+
+    config, name, x_type = job
+    weight_format = parse_format(name)
+    build(plan_for(config, weight_format, x_type, False), weight_format.scale.dtype, x_type, config.maxnreg)
+
+
+def compile_all(jobs: Iterable[Job]) -> None:
+    """What differs only in how work is shared out is the same kernel."""
+    kernels = {(replace(config, even_runs=False, ctas_per_sm=1), *rest) for config, *rest in jobs}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, kernels))
