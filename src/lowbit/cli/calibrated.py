@@ -38,8 +38,9 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
     from lowbit.cli.source import open_model
     from lowbit.quantizers.calibration import calibration
     from lowbit.quantizers.deliver import deliver, require_output, work_folder
-    from lowbit.quantizers.job import Job, Settings
+    from lowbit.quantizers.job import Job
     from lowbit.quantizers.method import Options
+    from lowbit.quantizers.settings import Settings
     from lowbit.runtime.placement import choose_device
 
     with usage(CheckpointError):

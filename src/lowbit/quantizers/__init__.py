@@ -5,12 +5,13 @@
 
 from lowbit.quantizers.calibration import Calibration, calibration
 from lowbit.quantizers.deliver import deliver
-from lowbit.quantizers.job import Job, Settings
+from lowbit.quantizers.job import Job
 from lowbit.quantizers.method import Method, Options
 from lowbit.quantizers.methods import METHODS, get_method
 from lowbit.quantizers.plan import plan
 from lowbit.quantizers.recipe import PRESETS, Recipe, Rule, preset
 from lowbit.quantizers.rtn import quantize_checkpoint
+from lowbit.quantizers.settings import Settings
 
 __all__ = [
     "METHODS",

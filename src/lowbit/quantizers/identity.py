@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from lowbit.formats import WeightFormat
 from lowbit.quantizers.calibration import Calibration
 from lowbit.quantizers.hessian import Inputs, output_error
 from lowbit.quantizers.method import Rounded
-
-if TYPE_CHECKING:
-    from lowbit.quantizers.job import Settings
+from lowbit.quantizers.settings import Settings
 
 WEIGHT_FILES = ("*.safetensors", "config.json")
 

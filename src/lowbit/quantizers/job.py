@@ -6,9 +6,7 @@ files beside the output (saved.py, states.py). Each stage is calibrated on what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,43 +18,24 @@ from lowbit.checkpoint import Checkpoint, Entry, Value
 from lowbit.errors import QuantizationError
 from lowbit.formats import QuantizedTensor
 from lowbit.models import ModelConfig, model_config
-from lowbit.models.decoder import Layer
 from lowbit.models.fused import split_fused
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
-from lowbit.quantizers.awq import choose_scale
+from lowbit.quantizers.block import FALLBACK, BlockRun, round_weight
 from lowbit.quantizers.calibration import Calibration
 from lowbit.quantizers.hessian import Inputs
-from lowbit.quantizers.identity import describe, fingerprint
-from lowbit.quantizers.method import Options, Rounded
+from lowbit.quantizers.identity import fingerprint
 from lowbit.quantizers.methods import get_method
 from lowbit.quantizers.plan import plan
-from lowbit.quantizers.recipe import Recipe
-from lowbit.quantizers.rescale import fold, front
 from lowbit.quantizers.rtn import rounded_again
 from lowbit.quantizers.saved import Work
-from lowbit.quantizers.stages import HALVES, STAGES, Stage, block_path, load_block, run_half, run_until, watching
+from lowbit.quantizers.settings import Settings
+from lowbit.quantizers.stages import HALVES, STAGES, load_block, run_half
 from lowbit.quantizers.states import States
 
-FALLBACK = "rtn"
 SPLIT = "linears that the file stores as one were split: lowbit opens the result, other engines may want them fused"
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 Progress = Callable[[int, int, str], None]  # (done, total, what)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the job is asked to do. method: of modules whose rule names none."""
-
-    recipe: Recipe
-    method: str = "gptq"
-    options: Options = field(default_factory=Options)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    dtype: torch.dtype = torch.float32  # of activations
-
-    def method_of(self, module: str) -> str:
-        """The method for a module."""
-        return self.recipe.method_of(module) or self.method
 
 
 class Job:
@@ -170,13 +149,12 @@ class Job:
         block = load_block(self.checkpoint, self.config, index, self.settings.device, self.settings.dtype)
         positions = torch.arange(self.data.tokens.shape[1], device=self.settings.device)
         angles = self.rope.angles(positions, self.settings.dtype)
-        values: dict[str, Value] = {}
-        rows: list[dict[str, Any]] = []
+        run = BlockRun(self.checkpoint, self.config, self.formats, self.settings, index, block, angles)
         states = self._read_states(index)
         for half, stages in enumerate(HALVES):
-            values |= self._rescale(block, index, half, stages, states, angles)
+            run.rescale(half, states)
             for stage in stages:
-                self._stage(block, index, half, stage, states, angles, values, rows)
+                run.quantize(half, stage, states)
                 report(index * len(STAGES) + STAGES.index(stage) + 1, self.steps, f"block {index}")
             target = self._states("middle" if half == 0 else f"states-{index + 1}.bin")
             for batch in states.batches():
@@ -185,120 +163,7 @@ class Job:
             states = target
         self.work.partial("middle").unlink()
         states.keep(self.work.states(index + 1))
-        self.work.finish_block(index, values, {"modules": rows})
-
-    def _rescale(
-        self,
-        block: Layer,
-        index: int,
-        half: int,
-        stages: tuple[Stage, ...],
-        states: States,
-        angles: tuple[Tensor, Tensor],
-    ) -> dict[str, Value]:
-        """Rescale features for the stages whose methods ask for it. Returns the plain parameters that changed."""
-        changing = [s for s in stages if self._wants_rescaling(index, s) and front(block, s) is not None]
-        if not changing:
-            return {}
-        seen = self._inputs(block, index, half, changing, states, angles)
-        changed: dict[str, Value] = {}
-        for stage, inputs in zip(changing, seen, strict=True):
-            path = front(block, stage)
-            assert path is not None
-            module = block.get_submodule(path)
-            heads = self.config.groups if path == "self_attn.v_proj" else 1
-            weights = [block.get_submodule(p).weight for p in stage.linears]
-            forms = [self.formats[f"{block_path(index)}{p}.weight"] for p in stage.linears]
-            scale = choose_scale(weights, forms, inputs, heads, self.config.head_dim)  # type: ignore[arg-type]
-            name = f"{block_path(index)}{path}"
-            entry = self.checkpoint.entry(f"{name}.weight")
-            stored = entry.form if isinstance(entry.form, torch.dtype) else torch.float32
-            fold(block, stage, scale.to(self.settings.dtype), stored, heads, self.config.head_dim)
-            for leaf, parameter in module.named_parameters():
-                if self.formats.get(f"{name}.{leaf}") is None:
-                    kind = self.checkpoint.entry(f"{name}.{leaf}").form
-                    plain = kind if isinstance(kind, torch.dtype) else torch.float32
-                    changed[f"{name}.{leaf}"] = parameter.detach().to(plain)
-        return changed
-
-    def _wants_rescaling(self, index: int, stage: Stage) -> bool:
-        """Whether all linears of a stage are quantized by methods that rescale."""
-        names = [block_path(index) + path for path in stage.linears]
-        return all(
-            self.formats[f"{name}.weight"] is not None
-            and get_method(self.settings.method_of(name), self.settings.options).rescales
-            for name in names
-        )
-
-    def _inputs(
-        self,
-        block: Layer,
-        index: int,
-        half: int,
-        stages: Sequence[Stage],
-        states: States,
-        angles: tuple[Tensor, Tensor],
-    ) -> list[Inputs]:
-        """What comes into stages of one half, given the block as it is."""
-        seen = []
-        with ExitStack() as watches:
-            for stage in stages:
-                linear = block.get_submodule(stage.linears[0])
-                assert isinstance(linear, nn.Linear)
-                seen.append(Inputs(linear.in_features, self.settings.device))
-                watches.enter_context(watching(block, stage, seen[-1].add, last=stage is stages[-1]))
-            try:
-                for batch in states.batches():
-                    run_until(block, half, states.tensor[batch].to(self.settings.device), *angles)
-            except QuantizationError as error:
-                raise QuantizationError(f"{block_path(index).removesuffix('.')}: {error}") from error
-        return seen
-
-    def _stage(
-        self,
-        block: Layer,
-        index: int,
-        half: int,
-        stage: Stage,
-        states: States,
-        angles: tuple[Tensor, Tensor],
-        values: dict[str, Value],
-        rows: list[dict[str, Any]],
-    ) -> None:
-        """Quantize the linears of a stage on the inputs they get now; the block goes on with what they became."""
-        wanted = [path for path in stage.linears if self.formats[f"{block_path(index)}{path}.weight"] is not None]
-        if not wanted:
-            return
-        (inputs,) = self._inputs(block, index, half, [stage], states, angles)
-        for path in wanted:
-            module = block_path(index) + path
-            target = block.get_submodule(path)
-            assert isinstance(target, nn.Linear)
-            rounded, row = self._round(module, target.weight, inputs)
-            values[f"{module}.weight"] = rounded.tensor
-            rows.append(row)
-            target.weight = nn.Parameter(rounded.tensor.dequantize().to(self.settings.dtype), requires_grad=False)
-
-    def _round(
-        self, module: str, weight: Tensor, inputs: Inputs | None, method_name: str | None = None
-    ) -> tuple[Rounded, dict[str, Any]]:
-        """A weight by the method its rule asks for, or to nearest where that cannot be; and its row of the report."""
-        form = self.formats[f"{module}.weight"]
-        assert form is not None
-        name = method_name or self.settings.method_of(module)
-        method = get_method(name, self.settings.options)
-        try:
-            if method.needs_inputs and (inputs is None or inputs.tokens == 0):
-                raise QuantizationError("no calibration token reached it")
-            rounded = method.round(weight, form, inputs)
-        except QuantizationError as error:
-            name = FALLBACK
-            try:
-                rounded = get_method(FALLBACK, self.settings.options).round(weight, form, None)
-            except QuantizationError as fatal:
-                raise QuantizationError(f"{module}: {fatal}") from fatal
-            rounded = Rounded(rounded.tensor, f"rounded to nearest: {error}")
-        return rounded, describe(module, name, form, weight, rounded, inputs)
+        self.work.finish_block(index, run.values, {"modules": run.rows})
 
     # ------------------------------------------------------------------ embedding and head
 
@@ -309,15 +174,21 @@ class Job:
         values: dict[str, Value] = {}
         rows: list[dict[str, Any]] = []
         for name in (EMBEDDING, HEAD):
-            if self.formats.get(name) is None:
+            form = self.formats.get(name)
+            if form is None:
                 continue
             value = self.checkpoint[name]
-            if isinstance(value, QuantizedTensor) and value.format == self.formats[name] and not value.sections:
+            if isinstance(value, QuantizedTensor) and value.format == form and not value.sections:
                 continue  # it is what is wanted
             weight = value.dequantize() if isinstance(value, QuantizedTensor) else value
             method = FALLBACK if name == EMBEDDING else None
-            rounded, row = self._round(
-                name.removesuffix(".weight"), weight.to(self.settings.device), inputs if name == head else None, method
+            rounded, row = round_weight(
+                name.removesuffix(".weight"),
+                weight.to(self.settings.device),
+                form,
+                inputs if name == head else None,
+                self.settings,
+                method,
             )
             values[name] = rounded.tensor
             rows.append(row)
