@@ -46,8 +46,8 @@ TABLES = ("int8", "int6_g64", "int5_g64_asym", "int4_g32_asym", "int4_g64_asym",
 
 
 def candidates() -> list[tuple[str, str]]:
-    """(linears, tables), the more bits the earlier; the tables never have fewer bits than the linears."""
-    pairs = [(a, b) for a in LINEARS for b in TABLES if int(b[3]) >= int(a[3])]
+    """(linears, tables), the more bits the earlier. The tables have a bit more than the linears, up to 6."""
+    pairs = [(a, b) for a in LINEARS for b in TABLES if int(b[3]) >= min(int(a[3]) + 1, 6)]
     return sorted(pairs, key=lambda pair: (LINEARS.index(pair[0]), TABLES.index(pair[1])))
 
 
