@@ -25,7 +25,7 @@ def _fields(bits: int, x_type: str, zero: bool, offset: int) -> Decode:
     """Up to four bits: the other fields of a word are masked away, (word & mask) | magic is a number."""
     signs = bits == 1 and not zero  # 2 q - 1; a bit at place 0 would have 2048 as its magic number, and 2049 is none
     code = Lines()
-    words = _nibbles_of_three(code) if bits == 3 else [word(0, 0), word(0, 1)]
+    words = _nibbles_of_three(code) if bits == 3 else [word(0, 0), word(0, 1 if bits == 4 else 0)]
     zeros = []
     for i2 in range(2):
         for i1 in range(2):
