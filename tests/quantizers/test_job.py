@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lowbit.checkpoint import Checkpoint
@@ -20,6 +22,7 @@ from lowbit.formats import QuantizedTensor, parse_format, quantize
 from lowbit.models import Decoder, load_model, model_config
 from lowbit.quantizers import Job, Options, Recipe, Rule, Settings, calibration, deliver
 from lowbit.quantizers.deliver import REPORT, require_output, work_folder
+from lowbit.quantizers.states import States
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -242,6 +245,35 @@ def test_a_full_disk_keeps_finished_blocks(make: Make, tmp_path: Path, monkeypat
     job.run()
     monkeypatch.undo()
     assert same(job.view(), quantized(model(make), tmp_path / "other"))
+
+
+def test_a_disk_that_fills_up_while_a_block_is_saved(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that writes has an error type of its own."""
+
+    def full(tensors: Any, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    job = Job(model(make), DATA, settings(), tmp_path / "w")
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(
+        QuantizationError, match=r"No space left on device.*: finished blocks are kept; free some space"
+    ):
+        job.run()
+    assert job.work.finished == 0
+    monkeypatch.undo()
+    job.run()
+    assert same(job.view(), quantized(model(make), tmp_path / "other"))
+
+
+def test_room_is_set_aside_where_the_system_has_no_call_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    states = States.create(tmp_path / "s", (3, 100, 1001), torch.float32)
+    assert (tmp_path / "s").stat().st_size == 3 * 100 * 1001 * 4 and not states.tensor.any()
+    with pytest.raises(QuantizationError, match=r"has 1201200 bytes and should have 2402400: it was changed"):
+        States.open(tmp_path / "s", (6, 100, 1001), torch.float32)
 
 
 def test_damaged_files_are_named(make: Make, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ removed by the next one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -41,6 +40,12 @@ class Work:
     @contextmanager
     def held(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
         """Begin or resume. Raises QuantizationError when the folder belongs to another run, or is in use."""
+        try:
+            import fcntl
+        except ImportError:
+            raise QuantizationError(
+                "calibration locks its folder as POSIX systems do: run it on Linux or macOS, or round to nearest (rtn)"
+            ) from None
         with full_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from io import BufferedWriter
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ class States:
         nbytes = math.prod(shape) * dtype.itemsize
         try:
             with path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)
+                _reserve(file, nbytes)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise QuantizationError(
@@ -61,3 +62,13 @@ class States:
             os.fsync(file.fileno())
         self.path.rename(name)
         self.path = name
+
+
+def _reserve(file: BufferedWriter, nbytes: int) -> None:
+    """Give a new file its size and its room on the disk: touching a page that has none would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        return
+    zeros = bytes(1 << 20)
+    for start in range(0, nbytes, len(zeros)):
+        file.write(zeros[: nbytes - start])
