@@ -59,11 +59,15 @@ def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
     groups = weight_format.grouping.scale_shape(n, k)[1]
     step = 1 / (float(numbers[numbers.isfinite()].square().mean().sqrt()) * k**0.5)
     scales = step * (0.5 + torch.rand(-(-n // 64), groups, 64, device="cuda", generator=generator))
+    super_scales = None
+    if upper := weight_format.scale.super:  # of the tensor
+        super_scales = torch.full((1, 1), 8 / step if upper.divides else step / 8, device="cuda")
+        scales *= 8 / step
     scales = round_scale(weight_format.scale.kind, scales)
     zeros = None
     if weight_format.zero is Zero.INT:
         zeros = torch.randint(0, 1 << weight_format.bits, scales.shape, dtype=torch.uint8, device="cuda")
-    return PackedWeight(weight_format, "fragment", (n, k), words, scales, zeros)
+    return PackedWeight(weight_format, "fragment", (n, k), words, scales, zeros, super_scales)
 
 
 def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -71,7 +75,7 @@ def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     zeros = None if weight.zeros is None else FRAGMENT.unpack_groups(weight.zeros, n)
     codes = FRAGMENT.unpack(weight.words, weight.format.bits, *weight.shape)
     scales = FRAGMENT.unpack_groups(weight.scales, n)
-    return QuantizedTensor(codes, scales, zeros, weight.format).dequantize(dtype)
+    return QuantizedTensor(codes, scales, zeros, weight.format, weight.super_scales).dequantize(dtype)
 
 
 def launch_us(launches: Callable[[], None], count: int, replays: int = 12) -> float:

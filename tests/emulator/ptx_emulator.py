@@ -35,7 +35,7 @@ def bf16_numbers(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
 def bf16_bits(numbers: NDArray[np.float64]) -> NDArray[np.uint16]:
     """Round to nearest even. The numbers must be exact in float32, as sums of few-bit integers are."""
     word = numbers.astype(np.float32)
-    assert (word.astype(np.float64) == numbers).all()
+    assert np.array_equal(word.astype(np.float64), numbers, equal_nan=True)
     bits = word.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -99,6 +99,8 @@ INSTRUCTIONS: dict[str, Callable[..., Register]] = {
     "prmt.b32": _prmt,
     "sub.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a - b),
     "sub.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a - b),
+    "mul.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a * b),
+    "mul.f32": lambda a, b: (a.view(np.float32) * b.view(np.float32)).view(np.uint32),
     "mul.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a * b),
     "cvt.rn.f16x2.e4m3x2": _from_e4m3,
     "cvt.f32.f16": _float_of_half,
@@ -115,6 +117,8 @@ def run(text: str, outputs: int, inputs: list[Register]) -> list[Register]:
     like = inputs[0]
 
     def read(operand: str) -> Register:
+        if operand.startswith("0f"):  # the bits of a float32
+            operand = "0x" + operand[2:]
         if re.fullmatch(r"0x[0-9a-f]+|\d+", operand):
             return np.full_like(like, int(operand, 0), dtype=np.uint32)
         return registers[operand]

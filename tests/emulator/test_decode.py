@@ -40,9 +40,14 @@ def _operands(words: np.ndarray, bits: int, raised: bool) -> list[np.ndarray]:
     return inputs
 
 
-def _decoded(element: Element, x_type: str, codes: torch.Tensor, zero: np.ndarray | None) -> np.ndarray:
-    """codes [64, 64] packed as fragments, decoded lane by lane, put back to rows and columns. zero: [64] or None."""
-    decode = decode_of(element, x_type, zero is not None)
+def _decoded(
+    element: Element, x_type: str, codes: torch.Tensor, zero: np.ndarray | None, scale: np.ndarray | None = None
+) -> np.ndarray:
+    """codes [64, 64] packed as fragments, decoded lane by lane, put back to rows and columns.
+
+    zero: [64] or None. scale: e4m3 bytes [64, 4] or None.
+    """
+    decode = decode_of(element, x_type, zero is not None, scale is not None)
     inputs = _operands(FRAGMENT.pack(codes, element.bits).numpy().view(np.uint32)[0], element.bits, decode.raised)
     out = np.full((64, 64), np.nan)
     tile, lane, j1 = np.meshgrid(np.arange(4), np.arange(32), np.arange(2), indexing="ij")
@@ -56,6 +61,10 @@ def _decoded(element: Element, x_type: str, codes: torch.Tensor, zero: np.ndarra
                 else:
                     factor, offset = decode.zeros[2 * b3 + i2]
                     inputs.append(z * np.uint32(factor) + np.uint32(offset))
+    if scale is not None:
+        for b3 in range(2):
+            row = tile * 16 + b3 * 8 + lane // 4
+            inputs += [scale[row, 2 * j1 + i2].astype(np.uint32) * np.uint32(0x101) for i2 in range(2)]
     assert len(inputs) == decode.inputs
     results = emulator.run(decode.text, OUTPUTS, inputs)
     for index, result in enumerate(results):
@@ -100,6 +109,17 @@ def test_every_code_with_every_zero_point_is_exact(bits: int, x_type: str) -> No
             codes = codes if levels >= 64 else (codes + torch.arange(64, dtype=torch.uint8)[:, None] // levels) % levels
             expected = codes.double().numpy() - zero[:, None]
             assert np.array_equal(_decoded(Int(bits), x_type, codes, zero), expected)
+
+
+@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
+def test_every_e2m1_code_with_every_e4m3_scale_is_exact(x_type: str) -> None:
+    element = Float(2, 1)
+    numbers = element.values().double().numpy()
+    scale_numbers = Float(4, 3).values().double().numpy()
+    codes = (torch.arange(64) % 16).to(torch.uint8).repeat(64, 1)
+    scale = np.arange(256).reshape(64, 4)
+    expected = numbers[codes.numpy()] * np.repeat(scale_numbers[scale], 16, axis=1)
+    assert np.array_equal(_decoded(element, x_type, codes, None, scale), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +27,7 @@ FORMATS = [
 PLANES_AND_TABLES = [
     "int1_g128", "int1_g32_asym", "int2_g64_asym", "int2_g256", "ternary_channel", "int3_g128", "int3_g32_asym",
     "int5_g64_asym", "int6_g128", "int7_channel_asym", "nf4_g64", "iq4_nl_g32_sbf16", "mxfp4", "mxfp8_e4m3",
-    "fp8_e4m3_channel", "fp8_e5m2_g128",
+    "fp8_e4m3_channel", "fp8_e5m2_g128", "nvfp4", "nvfp4_div",
 ]  # fmt: skip
 FORMATS += PLANES_AND_TABLES
 ODD_SIZE = (517, 176)
@@ -86,6 +87,11 @@ def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTenso
     shape = weight_format.grouping.scale_shape(n, k)
     size = 0.5 + torch.rand(shape, device="cuda", generator=generator)
     size *= 1 / (float(numbers[usable.int()].square().mean().sqrt()) * k**0.5)
+    super_scales = None
+    if upper := weight_format.scale.super:  # a power of two, so that the order of products makes no difference
+        unit = 2.0 ** math.floor(math.log2(float(size.amax()))) / 8
+        super_scales = torch.full((1, 1), 1 / unit if upper.divides else unit, device="cuda")
+        size /= unit
     if weight_format.scale.dtype == "e8m0":
         scales = (size.log2().round() + 127).to(torch.uint8)
     else:
@@ -96,7 +102,7 @@ def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTenso
     zeros = None
     if weight_format.zero is Zero.INT:
         zeros = torch.randint(0, len(usable), shape, dtype=torch.uint8, device="cuda", generator=generator)
-    return QuantizedTensor(codes, scales, zeros, weight_format)
+    return QuantizedTensor(codes, scales, zeros, weight_format, super_scales)
 
 
 def decoded(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:

@@ -17,13 +17,14 @@ from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
 
 GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
 ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp4_e2m1, codebooks of 16 numbers"
+SCALES = "it serves one level of fp16, bf16, fp32 or e8m0, and nvfp4's"
 INTEGERS = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
             for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
 OTHERS = [f"{name}{g}{s}" for name in ("ternary", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nf4", "iq4_nl", "fp4_bnb")
           for g in ("_g32", "_g256", "_channel") for s in ("", "_se8m0")]  # fmt: skip
 PLANES = [f"int{b}{g}{z}" for b in (1, 2, 3, 5, 6, 7) for g in ("_g32", "_g128", "_g256", "_channel")
           for z in ("", "_asym")]  # fmt: skip
-SERVED = [*INTEGERS, *OTHERS, *PLANES, "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
+SERVED = [*INTEGERS, *OTHERS, *PLANES, "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4", "nvfp4_div"]
 
 
 def _problem(name: str, m: int = 1, n: int = 4096, k: int = 4096, **change: object) -> Problem:
@@ -53,9 +54,11 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
         ("int4_g64_min", "zero kind 'min': it serves symmetric weights and integer zero points"),
         ("nf4_g64_zfloat", "zero kind 'zfloat': it serves symmetric weights and integer zero points"),
         ("int4_tensor", f"grouping tensor: it serves {GROUPS}"),
-        ("int4_g32_se4m3", "scales se4m3: it serves one level of fp16, bf16, fp32 or e8m0"),
+        ("nf4_g16_se4m3-fp32xtensor", f"group size 16: it serves {GROUPS}"),
+        ("fp4_e2m1_g32_se4m3-fp32xtensor", f"scales se4m3-fp32xtensor: {SCALES}"),
+        ("int4_g32_se4m3", f"scales se4m3: {SCALES}"),
         ("q3_k", f"group size 16: it serves {GROUPS}"),
-        ("iq4_xs", "scales si6-fp16x8: it serves one level of fp16, bf16, fp32 or e8m0"),
+        ("iq4_xs", f"scales si6-fp16x8: {SCALES}"),
     ],
 )
 def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:

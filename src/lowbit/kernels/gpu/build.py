@@ -53,7 +53,7 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
         f"w{i}_desc": tile("i32", [plan.BLOCKS, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)
     }
     absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
-    scale_kind = "u8" if scale_type == "e8m0" else scale_type
+    scale_kind = "u8" if SCALE_BYTES[scale_type] == 1 else scale_type
     signature = {
         **planes,
         "s_desc": tile(scale_kind, rows_box(plan, plan.SCALE_GROUPS, scale_bits), scale_bits),
@@ -62,6 +62,7 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
         "y_ptr": f"*{x_type}",
         "bias_ptr": f"*{x_type}",
         "partial_ptr": "*i32",
+        "super_ptr": "*fp32",
         **dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32"),
     }
     constants = {**absent, "P": compat.Constants(plan), "num_warps": plan.WARPS}

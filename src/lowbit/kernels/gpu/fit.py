@@ -11,7 +11,7 @@ from lowbit.kernels.gpu.plan import SMEM_LIMIT, HopperConfig, smem_bytes
 
 SMEM_SM = 233_472  # shared memory of a multiprocessor; every CTA takes 1024 bytes more than it asks for
 MOST_STAGES = 8
-TABLE_REGISTERS = 80  # of a thread at launch: eight hold the table
+MANY_REGISTERS = 80  # of a thread at launch, where a decode holds a table or scales
 
 
 def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa: A002
@@ -23,8 +23,8 @@ def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa:
         config = replace(config, block_k=config.block_k // 2, splits=min(config.splits, config.block_k // 256))
         if config.block_m < 64:  # fewer threads than with four bits: more registers for each
             config = replace(config, maxnreg=min(128, 65536 // (2 * config.threads) // 8 * 8))
-    elif isinstance(format.element, Codebook) and config.maxnreg < TABLE_REGISTERS:
-        config = replace(config, splits=2, maxnreg=TABLE_REGISTERS)
+    elif (isinstance(format.element, Codebook) or format.scale.super) and config.maxnreg < MANY_REGISTERS:
+        config = replace(config, splits=2, maxnreg=MANY_REGISTERS)
     size = format.grouping.size if isinstance(format.grouping, Along) else 1
     while config.block_k // config.splits % size:
         if config.splits > 1:

@@ -9,6 +9,7 @@ cores' fp32 sums and of y. The kernel is hopper_body.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from threading import Lock
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.formats import WeightFormat
+from lowbit.formats import WeightFormat, parse_format
 from lowbit.formats.grouping import Along, Channel
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.family import KernelFamily
@@ -32,6 +33,8 @@ from lowbit.packing.fragment import BLOCK, blocks
 from lowbit.packing.tiles import PLANES
 
 GROUPS = (32, 64, 128, 256)
+_NVFP4 = parse_format("nvfp4")  # scales of groups of 16 that are exact inside the decode
+_NVFP4_SCALES = (_NVFP4.scale, parse_format("nvfp4_div").scale)
 _GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
 X_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 REGISTERS = 65536  # of a multiprocessor
@@ -40,14 +43,16 @@ _KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
 def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     """Why the kernel does not serve a format, or None."""
+    if format == replace(_NVFP4, scale=format.scale) and format.scale in _NVFP4_SCALES:
+        return None
     if not is_decoded(format.element):
         return f"weights of {format.element.name}: it serves {SERVED}"
     if isinstance(format.grouping, Along) and format.grouping.size not in GROUPS:
         return f"group size {format.grouping.size}: it serves {_GROUPS}"
     if not isinstance(format.grouping, Along | Channel):
         return f"grouping {format.grouping.suffix}: it serves {_GROUPS}"
-    if format.scale.super is not None or format.scale.dtype not in SCALE_BYTES:
-        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16, fp32 or e8m0"
+    if format.scale.super is not None or format.scale.dtype not in SCALE_BYTES or format.scale.dtype == "e4m3":
+        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16, fp32 or e8m0, and nvfp4's"
     if format.zero not in {Zero.NONE, Zero.INT}:
         return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
     return None
@@ -115,7 +120,7 @@ class Prepared:
             self._maps.append(len(slots))
             slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
         self._at = len(slots)
-        slots += [8] * 3 + [4] * 7 + [8] * 2
+        slots += [8] * 4 + [4] * 7 + [8] * 2
         launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._launch = launch
         self._lock = Lock()
@@ -124,6 +129,7 @@ class Prepared:
         self._x_now: tuple[int, int] | None = None
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None  # what the launch holds now
+        self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
         columns = blocks(self.k)
         words = weight.words.view(blocks(self.n), -1, 32)
         at = 0
@@ -163,7 +169,7 @@ class Prepared:
             self._launch(ctas, stream)
 
     def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
-        """How m tokens are shared out: CTAs, words of workspace, and the kernel's integer arguments."""
+        """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
         config = self.config
         m_tiles = -(-m // config.block_m)
         grain = self.k_tiles if config.whole_tiles else 1
@@ -172,7 +178,7 @@ class Prepared:
         if config.even_runs:
             ctas = -(-grains // -(-grains // ctas))
         words = ctas * BLOCK * config.row_blocks * config.block_m
-        return ctas, words, (m, self.n, self.k_tiles, m_tiles, grains // ctas, grains % ctas, grain)
+        return ctas, words, (self._super, m, self.n, self.k_tiles, m_tiles, grains // ctas, grains % ctas, grain)
 
     def _set_x(self, x: Tensor, m: int) -> None:
         key = (x.data_ptr(), m)

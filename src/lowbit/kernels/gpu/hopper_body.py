@@ -1,7 +1,8 @@
 """The matmul for Hopper (sm_90a): y[m, n] = sum over k of x[m, k] * W[n, k], + bias, W packed as fragments.
 
     words    int32 [n/64, k/64 * 4 bits, 32]   for each plane: one lane's weights side by side (packing/fragment.py)
-    scales   fp16, bf16, fp32 or e8m0 [n/64, groups, 64]
+    scales   fp16, bf16, fp32, e8m0 or e4m3 [n/64, groups, 64]
+    super    fp32 [1], or nothing: multiplies the scales, or divides them
     zeros    uint8 [n/64, groups, 64], or nothing
     x        fp16 or bf16 [m, k], k a multiple of 8
     y        like x [m, n]
@@ -137,12 +138,16 @@ def _multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr
     x_type: gl.constexpr = x_tile.dtype
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
-        scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-        a = weights(w_tiles, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+        if not P.INSIDE:
+            scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
+        a = weights(w_tiles, s_tile, z_tile, FIRST + c, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0)).load(b_layout)
         part = mma_v2(a, x_t, part)
         if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
-            acc += part * scale[:, None]
+            if P.INSIDE:
+                acc += part
+            else:
+                acc += part * scale[:, None]
             part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     return acc
 
@@ -158,19 +163,30 @@ def _multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
     w_tiles, s_tile, z_tile, x_tile = _tiles(buffers, stage)
     x_type: gl.constexpr = x_tile.dtype
-    a = weights(w_tiles, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+    a = weights(w_tiles, s_tile, z_tile, FIRST, _group(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     for c in gl.static_range(CHUNKS):
         x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0))
         part = warpgroup_mma(a, x_t, part, use_acc=c % PER_GROUP != 0, is_async=True)
         if c + 1 < CHUNKS:  # the next weights are decoded while the tensor cores work
             ahead = weights(
-                w_tiles, z_tile, FIRST + c + 1, _group(FIRST + c + 1, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P
+                w_tiles,
+                s_tile,
+                z_tile,
+                FIRST + c + 1,
+                _group(FIRST + c + 1, PER_GROUP, P.GROUP_STEP),
+                x_type,
+                a_layout,
+                P,
             )
         if (c + 1) % PER_GROUP == 0:
-            scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-            part, a = warpgroup_mma_wait(0, deps=(part, a))
-            acc += part * scale[:, None]
+            if P.INSIDE:
+                part, a = warpgroup_mma_wait(0, deps=(part, a))
+                acc += part
+            else:
+                scale = scales(s_tile, _group(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
+                part, a = warpgroup_mma_wait(0, deps=(part, a))
+                acc += part * scale[:, None]
         else:
             part, a = warpgroup_mma_wait(0, deps=(part, a))
         if c + 1 < CHUNKS:
@@ -247,7 +263,7 @@ def _add_published(acc, partial_ptr, first_cta, pid, P: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P: gl.constexpr):
+def _finish(acc, y_ptr, bias_ptr, partial_ptr, super_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P: gl.constexpr):
     """Publish the partial sums of a tile that another CTA owns; or add what others published, and store y."""
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     if not owned:
@@ -260,6 +276,10 @@ def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first
             acc = _add_published(acc, partial_ptr, first_cta, pid, P)
         if P.FACTOR != 1.0:
             acc *= P.FACTOR
+        if P.SUPER == "multiplies":
+            acc *= gl.load(super_ptr)
+        elif P.SUPER == "divides":
+            acc /= gl.load(super_ptr)
         n_at = (tile // m_tiles) * (P.BLOCKS * 64) + gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
         m_at = (tile % m_tiles) * P.BM + gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
         if P.BIAS:
@@ -271,7 +291,7 @@ def _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first
 @gluon.jit
 def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
     """A partition: decode, multiply, and at the end of a tile bring the partitions' sums together in the first one."""
-    y_ptr, bias_ptr, partial_ptr = pointers
+    y_ptr, bias_ptr, partial_ptr, super_ptr = pointers
     meet, full, empty, ends = sync
     m, n, start, end, k_tiles, m_tiles, base, more, grain, pid = work
     met = ends.index(0)  # the other partitions' sums are in shared memory
@@ -311,7 +331,7 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
             unit = tile * k_tiles  # the CTA whose run holds the tile's first unit
             long_runs = more * (base + grain)
             first_cta = gl.where(unit < long_runs, unit // (base + grain), more + (unit - long_runs) // base)
-            _finish(acc, y_ptr, bias_ptr, partial_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P)
+            _finish(acc, y_ptr, bias_ptr, partial_ptr, super_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P)
         tile_phase ^= 1
         tile -= 1
 
@@ -327,6 +347,7 @@ def matmul(
     y_ptr,  # [m, n]
     bias_ptr,  # [n]; unused without bias
     partial_ptr,  # int32 [CTAs, BLOCKS * 64, BM]
+    super_ptr,  # [1]; unused without super-scales
     m,
     n,
     k_tiles,  # units in a tile of y
@@ -369,7 +390,7 @@ def matmul(
     mbarrier.init(ends.index(0), count=max(P.SPLITS - 1, 1))
     mbarrier.init(ends.index(1), count=1)
     fence_async_shared()
-    pointers = (y_ptr, bias_ptr, partial_ptr)
+    pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr)
     buffers = (w_tiles, s_tiles, z_tiles, x_tiles)
     operands = (w_descs, s_desc, z_desc, x_desc, m_tiles)
     sync = (meet, full, empty, ends)

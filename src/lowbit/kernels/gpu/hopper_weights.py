@@ -55,15 +55,16 @@ def acc_layout(wide, warps, tokens):
 
 
 @gluon.constexpr_function
-def _rows_layout(warps, blocks, lines):
-    """One value a row, as the accumulators want it, [blocks, 1, lines, 64 / lines]: lines are 16 bytes."""
+def _rows_layout(warps, blocks, lines, groups=1):
+    """Values of a row, as the accumulators want it, [blocks, groups, lines, 64 / lines]: lines are 16 bytes."""
 
     def at(row):
         return [0, 0, row * lines // 64, 0 if row * lines >= 64 else row]
 
-    regs, warp = _over_blocks([at(8)], [at(16), at(32)], warps, blocks)
+    of_groups = [[0, 1 << i, 0, 0] for i in range(groups.bit_length() - 1)]
+    regs, warp = _over_blocks(of_groups + [at(8)], [at(16), at(32)], warps, blocks)
     lane = [at(0), at(0), at(1), at(2), at(4)]
-    return gl.DistributedLinearLayout(regs, lane, warp, [], [blocks, 1, lines, 64 // lines])
+    return gl.DistributedLinearLayout(regs, lane, warp, [], [blocks, groups, lines, 64 // lines])
 
 
 @gluon.jit
@@ -110,6 +111,25 @@ def _zeros(tile, group: gl.constexpr, pieces: gl.constexpr, HALVES: gl.constexpr
                 number = z * P.ZERO_FACTORS[2 * b3 + 1] + P.ZERO_OFFSETS[2 * b3 + 1]
                 second = _spread(number, pieces, HALVES, J1S, P.BLOCKS)
         operands = operands + (gl.convert_layout(gl.join(first, second), pieces, assert_trivial=True),)
+    return operands
+
+
+@gluon.jit
+def _inner_scales(tile, chunk: gl.constexpr, pieces: gl.constexpr, P: gl.constexpr):
+    """The two operands of a decode that hold the scales of rows b3 = 0 and 1: a byte for each 16 columns, twice."""
+    HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
+    J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
+    COUNT: gl.constexpr = P.CHUNK // 16
+    layout: gl.constexpr = _rows_layout(P.WARPS, P.BLOCKS, tile.shape[2], COUNT)
+    values = tile.slice(chunk * COUNT, COUNT, 1).load(layout)
+    values = gl.reshape(values, [P.BLOCKS, HALVES, J1S, 2, 4, 2, 8])  # halves j1 i2, row tile b3 lane row
+    rows = gl.split(gl.permute(values, (0, 1, 4, 6, 2, 3, 5)))
+    of_lanes: gl.constexpr = gl.SliceLayout(4, pieces)
+    operands = ()
+    for b3 in gl.static_range(2):
+        spread = gl.convert_layout(rows[b3].to(gl.int32) * 0x101, of_lanes, assert_trivial=True)
+        nothing = gl.full([P.BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
+        operands = operands + (gl.expand_dims(spread, 4) + nothing,)
     return operands
 
 
@@ -193,6 +213,7 @@ def _plane(tile, chunk: gl.constexpr, plane: gl.constexpr, pieces: gl.constexpr,
 @gluon.jit
 def weights(
     w_tiles,
+    s_tile,
     z_tile,
     chunk: gl.constexpr,
     group: gl.constexpr,
@@ -212,6 +233,8 @@ def weights(
         operands = operands + _plane(w_tiles[i], chunk, P.PLANES[i], pieces, P)
     if P.ZERO != "none":
         operands = operands + _zeros(z_tile, group, pieces, HALVES, J1S, P)
+    if P.INSIDE:
+        operands = operands + _inner_scales(s_tile, chunk, pieces, P)
     a, b, c, d, e, f, g, h = _decode(operands, x_type, P.DECODE, P.CONSTRAINTS)
     w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
     # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2

@@ -14,7 +14,8 @@ from lowbit.kernels.problem import KernelConfig
 from lowbit.packing.tiles import PLANES
 
 NAME = "hopper"
-SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1}
+SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}
+INNER_GROUP = 16  # columns that share a scale which the decode multiplies by
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 
 
@@ -66,6 +67,8 @@ class Plan:
     PLANES: tuple[int, ...]  # bits of each plane of a code
     RAISED: bool  # Decode.raised
     FACTOR: float  # Decode.factor
+    INSIDE: bool  # the decode multiplies by scales of groups of 16
+    SUPER: str  # what a super-scale of the tensor does: "none", "multiplies", "divides"
     GROUP: int  # columns that share a scale; BK / SPLITS where a row has one scale
     CHUNK: int  # columns decoded and multiplied at a time
     CHUNKS_PER_GROUP: int
@@ -99,20 +102,25 @@ def plan_for(config: HopperConfig, format: WeightFormat, x_type: str, bias: bool
     """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
     by_group = isinstance(format.grouping, Along)
-    group = format.grouping.size if isinstance(format.grouping, Along) else mine
+    size = format.grouping.size if isinstance(format.grouping, Along) else mine
+    inside = size == INNER_GROUP
+    group = mine if inside else size  # columns whose products are summed before they are scaled
     chunk = min(config.chunk, group, mine)
-    decode = decode_of(format.element, x_type, format.zero is Zero.INT)
+    decode = decode_of(format.element, x_type, format.zero is Zero.INT, inside)
+    super_scale = format.scale.super
     zero = "none" if format.zero is Zero.NONE else "number" if decode.zero_numbers else "integer"
     return Plan(
         PLANES=PLANES[format.bits],
         RAISED=decode.raised,
         FACTOR=decode.factor,
+        INSIDE=inside,
+        SUPER="none" if super_scale is None else "divides" if super_scale.divides else "multiplies",
         GROUP=group,
         CHUNK=chunk,
         CHUNKS_PER_GROUP=group // chunk,
         SCALE_GROUPS=fetched_groups(config, format, SCALE_BYTES[format.scale.dtype]),
         ZERO_GROUPS=fetched_groups(config, format, 1),
-        GROUP_STEP=config.block_k // group if by_group else 0,
+        GROUP_STEP=config.block_k // size if by_group else 0,
         ZERO=zero,
         ZERO_FACTORS=tuple(factor for factor, _ in decode.zeros),
         ZERO_OFFSETS=tuple(_signed(offset) for _, offset in decode.zeros),

@@ -29,7 +29,8 @@ class Decode:
     bits: of a code. zeros: how a zero point z becomes the registers that follow the words, for (b3, i2) = (0, 0),
     (0, 1), (1, 0), (1, 1): z * multiplier + offset as integers. zero_numbers: they are instead the number z - 128 in
     bf16, twice. factor: what the decoded numbers have to be multiplied by, a power of two. raised: the bit of a 1-bit
-    plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round.
+    plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round. scaled: two operands more
+    hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for i2 = 0 and 1.
     """
 
     body: tuple[str, ...]
@@ -38,6 +39,7 @@ class Decode:
     zero_numbers: bool = False
     factor: float = 1.0
     raised: bool = False
+    scaled: bool = False
 
     @property
     def words(self) -> int:
@@ -47,7 +49,7 @@ class Decode:
     @property
     def inputs(self) -> int:
         """Registers read: two for each operand."""
-        return 2 * (self.words + (2 if self.zeros or self.zero_numbers else 0))
+        return 2 * (self.words + (2 if self.zeros or self.zero_numbers or self.scaled else 0))
 
     @property
     def text(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lowbit.kernels.gpu.decode.base import TWICE, Decode, Lines, output, word
 
+_WITH_SCALE = 110  # exponent of what a bf16 number gets with its e4m3 scale: 448 times it is still a number
+
 
 def decode_e5m2(x_type: str) -> Decode:
     """e5m2 is the upper byte of fp16, with its infinities and NaNs."""
@@ -40,14 +42,22 @@ def _finish(code: Lines, x_type: str, half: str, out: str) -> None:
     code.add("cvt.rn.bf16x2.f32", "f1", "f0", to=out)
 
 
-def decode_e2m1(x_type: str) -> Decode:
+def decode_e2m1(x_type: str, scaled: bool = False) -> Decode:
     """Sign, exponent and mantissa to their places in a wider float; its exponent lacks the difference of the biases.
 
     Subnormals stay right: they are subnormal in the wider type too. fp16 lacks 2^14, which the sums are given at the
-    end; bf16 lacks 2^126, given at once.
+    end; bf16 lacks 2^126, given at once. scaled: each number times an e4m3 scale of its row and 16 columns, exactly: a
+    product has six bits and is a multiple of 2^-24. bf16 then gets 2^110 with the scale, and the rest with the sums.
     """
     mantissa, lacking = {"fp16": (10, 14), "bf16": (7, 126)}[x_type]
+    given = 0 if x_type == "fp16" else _WITH_SCALE if scaled else lacking
     code = Lines()
+    times = {(b3, i2): "" for b3 in range(2) for i2 in range(2)}
+    for b3, i2 in times:
+        if scaled:
+            times[b3, i2] = _scale(code, x_type, word(1 + b3, i2))
+        elif given:
+            times[b3, i2] = code.constant((127 + given << 7) * TWICE)
     for i2 in range(2):
         for i1 in range(2):
             for b3 in range(2):
@@ -56,6 +66,20 @@ def decode_e2m1(x_type: str) -> Decode:
                 low = mantissa - 1  # where the nibble's lowest bit goes
                 sign = code.both(code.right(word(0, i2), nibble + 3 - 15), 0x8000 * TWICE)
                 code.with_bits(code.right(word(0, i2), nibble - low), (7 << low) * TWICE, sign, to=out)
-                if x_type == "bf16":
-                    code.add("mul.rn.bf16x2", out, code.constant((127 + lacking) << 7 | (127 + lacking) << 23), to=out)
-    return Decode(tuple(code.lines), 4, factor=2.0**lacking if x_type == "fp16" else 1.0)
+                if times[b3, i2]:
+                    code.add(f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, times[b3, i2], to=out)
+    return Decode(tuple(code.lines), 4, factor=2.0 ** (lacking - given), scaled=scaled)
+
+
+def _scale(code: Lines, x_type: str, pair: str) -> str:
+    """Twice the number of an e4m3 byte that stands twice in the lower half of a register; in bf16 times 2^110."""
+    code.lines.append(f"mov.b32 {{h0, h1}}, {pair}")
+    half = code.add("cvt.rn.f16x2.e4m3x2", "h0")
+    if x_type == "fp16":
+        return half
+    code.lines += [
+        f"mov.b32 {{h0, h1}}, {half}",
+        "cvt.f32.f16 f0, h0",
+        f"mul.f32 f0, f0, 0f{127 + _WITH_SCALE << 23:08x}",
+    ]
+    return code.add("cvt.rn.bf16x2.f32", "f0", "f0")

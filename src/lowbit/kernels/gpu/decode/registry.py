@@ -30,6 +30,7 @@ DECODES = (
         lambda e, x, _: decode_table(e.entries, x)),
 )  # fmt: skip
 
+SCALED_ELEMENT = Float(2, 1)  # the one whose decode can multiply by e4m3 scales
 SERVED = ", ".join(row.name for row in DECODES)
 
 
@@ -38,6 +39,9 @@ def is_decoded(element: Element) -> bool:
     return any(row.serves(element) for row in DECODES)
 
 
-def decode_of(element: Element, x_type: str, zero: bool) -> Decode:
-    """The decode of an element that is_decoded. zero: with integer zero points."""
+def decode_of(element: Element, x_type: str, zero: bool, scaled: bool = False) -> Decode:
+    """The decode of an element that is_decoded. zero: with integer zero points. scaled: times e4m3 scales."""
+    if scaled:
+        assert element == SCALED_ELEMENT
+        return decode_e2m1(x_type, scaled=True)
     return next(row for row in DECODES if row.serves(element)).decode(element, x_type, zero)
