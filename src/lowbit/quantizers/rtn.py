@@ -10,11 +10,11 @@ import torch
 from lowbit.checkpoint import Checkpoint, Entry, Value
 from lowbit.errors import QuantizationError
 from lowbit.formats import QuantizedTensor, WeightFormat, quantize
+from lowbit.quantizers.method import Options
 from lowbit.quantizers.plan import dtype_name, plan
 from lowbit.quantizers.recipe import Recipe, preset
 
 Search = Literal["auto", "mse", "none"]
-SEARCHED_BITS = 6  # "auto": above this the search takes minutes and wins under 5 % of an error that is small already
 
 
 def quantize_checkpoint(
@@ -36,10 +36,7 @@ def quantize_checkpoint(
     weight is read that holds NaN or infinity.
     """
     chosen = preset(recipe) if isinstance(recipe, str) else recipe
-    if search not in ("auto", "mse", "none"):
-        raise QuantizationError(
-            f"search={search!r}: it is 'auto', 'mse' (least squared error) or 'none' (cover the group)"
-        )
+    options = Options(search=search)
     formats = plan(checkpoint, chosen, short_groups=short_groups)
 
     def form(name: str, entry: Entry) -> torch.dtype | WeightFormat:
@@ -50,9 +47,8 @@ def quantize_checkpoint(
         if wanted is None or (isinstance(value, QuantizedTensor) and value.format == wanted and not value.sections):
             return value
         weight = value.dequantize() if isinstance(value, QuantizedTensor) else value
-        searched = search == "mse" or (search == "auto" and wanted.bits <= SEARCHED_BITS)
         try:
-            return quantize(weight, wanted, search="mse" if searched else "none")
+            return quantize(weight, wanted, search="mse" if options.searches(wanted) else "none")
         except QuantizationError as error:
             raise QuantizationError(f"{name}: {error}") from error
 
