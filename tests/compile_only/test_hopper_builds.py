@@ -21,7 +21,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 DECODES = [
     "int1_g128", "int1_g128_asym", "int2_g128", "int2_g128_asym", "int3_g128", "int3_g128_asym", "int4_g128",
     "int4_g128_asym", "int5_g128", "int6_g128_asym", "int7_g128", "int8_g128", "int8_g128_asym", "ternary_g128",
-    "fp8_e4m3_g128", "mxfp8_e5m2", "mxfp4", "nf4_g128", "nvfp4",
+    "fp8_e4m3_g128", "mxfp8_e5m2", "mxfp4", "nf4_g128", "nvfp4", "mxfp6_e2m3",
 ]  # fmt: skip
 BF16 = ["int8_g128_asym", "int2_g128_asym", "mxfp8_e4m3", "int4_g128", "int7_g128", "nf4_g128", "mxfp4", "nvfp4"]
 GROUPINGS = [

@@ -17,7 +17,8 @@ NUMBERS = {"fp16": emulator.fp16_numbers, "bf16": emulator.bf16_numbers}
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 SEVENTHS = Codebook(tuple((i * 37 % 16 - 5) / 7e4 for i in range(16)))  # signs and bits in no order
 ELEMENTS: list[Element] = [
-    *(Int(bits) for bits in range(1, 9)), Ternary(), Float(4, 3), Float(5, 2), Float(2, 1), *CODEBOOKS.values(),
+    *(Int(bits) for bits in range(1, 9)), Ternary(), Float(4, 3), Float(5, 2), Float(2, 3), Float(3, 2), Float(2, 1),
+    *CODEBOOKS.values(),
     SEVENTHS,
 ]  # fmt: skip
 

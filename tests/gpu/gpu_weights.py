@@ -27,7 +27,8 @@ FORMATS = [
 PLANES_AND_TABLES = [
     "int1_g128", "int1_g32_asym", "int2_g64_asym", "int2_g256", "ternary_channel", "int3_g128", "int3_g32_asym",
     "int5_g64_asym", "int6_g128", "int7_channel_asym", "nf4_g64", "iq4_nl_g32_sbf16", "mxfp4", "mxfp8_e4m3",
-    "fp8_e4m3_channel", "fp8_e5m2_g128", "nvfp4", "nvfp4_div",
+    "fp8_e4m3_channel", "fp8_e5m2_g128", "nvfp4", "nvfp4_div", "mxfp6_e2m3",
+    "fp6_e3m2_channel",
 ]  # fmt: skip
 FORMATS += PLANES_AND_TABLES
 ODD_SIZE = (517, 332)  # no multiple of a tile, a group or 8

@@ -16,7 +16,7 @@ from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
 
 GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
-ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp4_e2m1, codebooks of 16 numbers"
+ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp6_e2m3, fp6_e3m2, fp4_e2m1, codebooks of 16 numbers"
 SCALES = "it serves one level of fp16, bf16, fp32 or e8m0, and nvfp4's"
 INTEGERS = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
             for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
@@ -24,7 +24,18 @@ OTHERS = [f"{name}{g}{s}" for name in ("ternary", "fp8_e4m3", "fp8_e5m2", "fp4_e
           for g in ("_g32", "_g256", "_channel") for s in ("", "_se8m0")]  # fmt: skip
 PLANES = [f"int{b}{g}{z}" for b in (1, 2, 3, 5, 6, 7) for g in ("_g32", "_g128", "_g256", "_channel")
           for z in ("", "_asym")]  # fmt: skip
-SERVED = [*INTEGERS, *OTHERS, *PLANES, "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4", "nvfp4_div"]
+SERVED = [
+    *INTEGERS,
+    *OTHERS,
+    *PLANES,
+    "mxfp4",
+    "mxfp8_e4m3",
+    "mxfp8_e5m2",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "nvfp4",
+    "nvfp4_div",
+]
 
 
 def _problem(name: str, m: int = 1, n: int = 4096, k: int = 4096, **change: object) -> Problem:
@@ -48,7 +59,7 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
 @pytest.mark.parametrize(
     "name,sentence",
     [
-        ("fp6_e2m3_g64", f"weights of fp6_e2m3: it serves {ELEMENTS}"),
+        ("codebook[-1,1]_g64", f"weights of codebook[-1.0,1.0]: it serves {ELEMENTS}"),
         ("codebook[-1,0,0.5,1]_g64", f"weights of codebook[-1.0,0.0,0.5,1.0]: it serves {ELEMENTS}"),
         ("int4_g16", f"group size 16: it serves {GROUPS}"),
         ("int4_g64_min", "zero kind 'min': it serves symmetric weights and integer zero points"),

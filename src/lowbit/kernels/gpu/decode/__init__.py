@@ -2,7 +2,7 @@
 
 base.py      what a decode is, and the instructions all are made of
 integers.py  1 to 8 bits, zero points, ternary
-floats.py    e4m3, e5m2, e2m1
+floats.py    fp8, fp6, fp4
 tables.py    any sixteen numbers
 registry.py  which element has which
 """

@@ -1,8 +1,9 @@
-"""Small floats: e4m3 and e5m2 of 8 bits, e2m1 of 4."""
+"""Small floats: e4m3 and e5m2 of 8 bits, e2m3 and e3m2 of 6, e2m1 of 4."""
 
 from __future__ import annotations
 
 from lowbit.kernels.gpu.decode.base import TWICE, Decode, Lines, output, word
+from lowbit.kernels.gpu.decode.integers import bytes_of_planes
 
 _WITH_SCALE = 110  # exponent of what a bf16 number gets with its e4m3 scale: 448 times it is still a number
 
@@ -69,6 +70,26 @@ def decode_e2m1(x_type: str, scaled: bool = False) -> Decode:
                 if times[b3, i2]:
                     code.add(f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, times[b3, i2], to=out)
     return Decode(tuple(code.lines), 4, factor=2.0 ** (lacking - given), scaled=scaled)
+
+
+def decode_fp6(mantissa: int, x_type: str) -> Decode:
+    """e3m2 or e2m3, by `mantissa`: like e2m1, from bytes that the planes of four and two bits make together."""
+    wide, bias = {"fp16": (10, 15), "bf16": (7, 127)}[x_type]
+    lacking = bias - (2 ** (4 - mantissa) - 1)  # of the exponent
+    low = wide - mantissa  # where the lowest bit goes
+    code = Lines()
+    words = bytes_of_planes(code, 6)
+    nothing = code.constant(0)
+    for i2 in range(2):
+        for i1 in range(2):
+            for b3 in range(2):
+                out = output(i2, i1, b3)
+                upper = code.bytes_of(words[i2][b3], nothing, 0x2404 + 0x1010 * i1)  # bits 8 to 12, the sign is 13
+                sign = code.both(code.right(upper, -2), 0x8000 * TWICE)
+                code.with_bits(code.right(upper, 8 - low), (31 << low) * TWICE, sign, to=out)
+                if x_type == "bf16":
+                    code.add("mul.rn.bf16x2", out, code.constant((127 + lacking << 7) * TWICE), to=out)
+    return Decode(tuple(code.lines), 6, factor=2.0**lacking if x_type == "fp16" else 1.0)
 
 
 def _scale(code: Lines, x_type: str, pair: str) -> str:

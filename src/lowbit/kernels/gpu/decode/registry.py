@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from lowbit.formats.element import Codebook, Element, Float, Int, Ternary
 from lowbit.kernels.gpu.decode.base import Decode
-from lowbit.kernels.gpu.decode.floats import decode_e2m1, decode_e4m3, decode_e5m2
+from lowbit.kernels.gpu.decode.floats import decode_e2m1, decode_e4m3, decode_e5m2, decode_fp6
 from lowbit.kernels.gpu.decode.integers import decode_integer
 from lowbit.kernels.gpu.decode.tables import decode_table
 
@@ -25,6 +25,8 @@ DECODES = (
     Row("ternary", lambda e: isinstance(e, Ternary), lambda e, x, _: decode_integer(e.bits, x, False, 1)),
     Row("fp8_e4m3", lambda e: e == Float(4, 3), lambda _, x, __: decode_e4m3(x)),
     Row("fp8_e5m2", lambda e: e == Float(5, 2), lambda _, x, __: decode_e5m2(x)),
+    Row("fp6_e2m3", lambda e: e == Float(2, 3), lambda _, x, __: decode_fp6(3, x)),
+    Row("fp6_e3m2", lambda e: e == Float(3, 2), lambda _, x, __: decode_fp6(2, x)),
     Row("fp4_e2m1", lambda e: e == Float(2, 1), lambda _, x, __: decode_e2m1(x)),
     Row("codebooks of 16 numbers", lambda e: isinstance(e, Codebook) and e.bits == 4,
         lambda e, x, _: decode_table(e.entries, x)),
