@@ -9,6 +9,7 @@ cores' fp32 sums and of y. The kernel is hopper_body.py.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.formats import WeightFormat, parse_format
+from lowbit.formats import Int, WeightFormat, parse_format
 from lowbit.formats.grouping import Along, Channel
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.family import KernelFamily
@@ -56,6 +57,17 @@ def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     if format.zero not in {Zero.NONE, Zero.INT}:
         return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
     return None
+
+
+def untested_format(format: WeightFormat) -> str | None:  # noqa: A002
+    """Why a format is served on request only: tests compile and emulate its kernels, but no card has run them."""
+    grouping, scale = format.grouping, format.scale
+    ran = isinstance(format.element, Int) and format.bits in (4, 8) and scale.dtype in ("fp16", "bf16", "fp32")
+    if ran and not (isinstance(grouping, Along) and grouping.size > 128):
+        return None
+    if os.environ.get("LOWBIT_GPU_FORMATS") == "untested":
+        return None
+    return f"{format}: no card has run its kernel yet, int4 and int8 only; LOWBIT_GPU_FORMATS=untested takes it"
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
@@ -199,15 +211,16 @@ class Prepared:
 class Hopper(KernelFamily):
     name = NAME
     config_type = HopperConfig
-    summary = "tensor cores fed from registers, weights streamed by TMA; 1 to 8 bits on H100 and H200"
+    summary = "tensor cores fed from registers, weights streamed by TMA; int4 and int8 on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+        served = device == "cuda" and illegal_format(format) is None and untested_format(format) is None
+        return "fragment" if served else None
 
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format):
+        if reason := illegal_format(problem.format) or untested_format(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
