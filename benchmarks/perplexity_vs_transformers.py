@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lowbit import LLM, open_checkpoint
-from lowbit.cli.eval import encode, read_text
 from lowbit.checkpoint.packaged import resolve
+from lowbit.cli.eval import encode, read_text
 from lowbit.evaluate import PerplexityResult, perplexity
 from record import save
 
