@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from gpu_weights import compile_all
 
 LIMIT_SECONDS = 120
-os.environ["LOWBIT_GPU_FORMATS"] = "untested"  # these tests are what runs them
 HERE = Path(__file__).parent
 
 
@@ -32,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
     compile_all()
+
+
+@pytest.fixture(autouse=True)
+def every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are what runs the formats that are served on request."""
+    monkeypatch.setenv("LOWBIT_GPU_FORMATS", "untested")
 
 
 @pytest.fixture(autouse=True)

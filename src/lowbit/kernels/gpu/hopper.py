@@ -2,6 +2,7 @@
 
     y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = number(code, zero) * scale, packed as fragments
 
+Cards have run int4 and int8; the rest is served on request (untested_format).
 Made for the few tokens of decoding, where the weights' bytes are the limit; right for any number of them. Codes become
 16-bit numbers exactly; scales multiply the fp32 sums of their group, so the only roundings are those of the tensor
 cores' fp32 sums and of y. The kernel is hopper_body.py.
@@ -61,13 +62,15 @@ def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
 
 def untested_format(format: WeightFormat) -> str | None:  # noqa: A002
     """Why a format is served on request only: tests compile and emulate its kernels, but no card has run them."""
-    grouping, scale = format.grouping, format.scale
-    ran = isinstance(format.element, Int) and format.bits in (4, 8) and scale.dtype in ("fp16", "bf16", "fp32")
-    if ran and not (isinstance(grouping, Along) and grouping.size > 128):
+    ran = isinstance(format.element, Int) and format.bits in (4, 8) and format.scale.dtype in ("fp16", "bf16", "fp32")
+    if ran and not (isinstance(format.grouping, Along) and format.grouping.size > 128):
         return None
     if os.environ.get("LOWBIT_GPU_FORMATS") == "untested":
         return None
-    return f"{format}: no card has run its kernel yet, int4 and int8 only; LOWBIT_GPU_FORMATS=untested takes it"
+    return (
+        f"{format}: no card has run its kernel, only that of int4 and int8 with scales in fp16, bf16 or fp32 of up to "
+        "128 columns or a row; LOWBIT_GPU_FORMATS=untested takes it"
+    )
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
