@@ -140,6 +140,13 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         ("rules: [{pattern: , format: int4}]", "pattern and format are texts"),
         ("just words", "holds a str: it is an object"),
         ("[" * 1000, "is neither YAML nor JSON"),
+        ("{" * (1 << 16), "has brackets 17 deep: a recipe is"),  # scanned whole, that takes minutes
+        ("- " * 1000, "is neither YAML nor JSON (maximum recursion depth exceeded"),
+        ("rules: 2001-99-99", "is neither YAML nor JSON (month must be in 1..12)"),
+        ("rules: 0x_", "is neither YAML nor JSON (invalid literal for int()"),
+        ("rules: " + "9" * 5000, "is neither YAML nor JSON (Exceeds the limit"),
+        ("rules: [{pattern: 'a{99999999999}', format: int4}]", "is not a regular expression (the repetition number"),
+        ("rules: [{pattern: '(a+)+$', format: int4}]", "repeats a group, and could take forever to match: write a"),
         (" " * (1 << 16) + "rules: []", "has more than 65536 bytes: no list of rules is that long"),
     ],
 )

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowbit.checkpoint.compressed_tensors.patterns import why_endless
 from lowbit.errors import QuantizationError
 from lowbit.formats import WeightFormat, as_format, parse_format
 
@@ -30,6 +31,7 @@ TABLES = r"(^|\.)(embed_tokens|lm_head)$"  # the embedding and the output head
 LOW_BITS = 8  # formats narrower than this get an int8 embedding and head unless asked otherwise
 _SHAPE = 'a recipe is {"rules": [{"pattern": "down_proj", "format": "int4_g64"}, ...]}'
 MAX_FILE_BYTES = 1 << 16
+MAX_DEPTH = 16  # of brackets in brackets; the reader's time grows with its square
 TABLE_FORMAT = "int8"  # one scale a row: 8.03 bits per weight at k=576
 
 
@@ -45,11 +47,16 @@ class Rule:
     def __post_init__(self) -> None:
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise QuantizationError(
                 f"pattern {self.pattern!r} is not a regular expression ({error}): it is searched in names such as "
                 "model.layers.0.mlp.down_proj"
             ) from None
+        if reason := why_endless(self.pattern):
+            raise QuantizationError(
+                f"pattern {self.pattern!r} {reason}, and could take forever to match: write a simpler expression, or "
+                "several rules"
+            )
 
     def matches(self, module: str) -> bool:
         return re.search(self.pattern, module) is not None
@@ -139,18 +146,34 @@ class Recipe:
 
 def _parse(raw: bytes, path: Path) -> Any:
     """JSON, or YAML of plain data: no tags that make objects, no aliases (few of them can stand for gigabytes)."""
-    import yaml  # type: ignore[import-untyped]
-
     try:
         text = raw.decode("utf-8")
         with suppress(ValueError):
             return json.loads(text)
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise QuantizationError(f"recipe {path} uses YAML aliases (*name): write the rules out")
-        return yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        return _parse_yaml(text)
+    except QuantizationError as error:
+        raise QuantizationError(f"recipe {path} {error}") from None
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise QuantizationError(f"recipe {path} is neither YAML nor JSON ({reason}): {_SHAPE}") from error
+
+
+def _parse_yaml(text: str) -> Any:
+    """Raises QuantizationError for what is not allowed, ValueError for what is no YAML, no number or no date."""
+    import yaml  # type: ignore[import-untyped]
+
+    depth = 0
+    try:
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            if isinstance(token, yaml.AliasToken):
+                raise QuantizationError("uses YAML aliases (*name): write the rules out")
+            depth += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
+            depth -= isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken)
+            if depth > MAX_DEPTH:
+                raise QuantizationError(f"has brackets {depth} deep: {_SHAPE}")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def _format(value: str | WeightFormat) -> WeightFormat | None:

@@ -33,14 +33,14 @@ def check_target(target: str) -> None:
         re.compile(expression)
     except (re.error, RecursionError, OverflowError) as error:
         raise CheckpointError(f"target {target!r} is not a regular expression ({error}): copy it again") from error
-    if reason := _endless(expression):
+    if reason := why_endless(expression):
         raise CheckpointError(
             f"target {target!r} {reason}, and could take forever to match: write simpler expressions or the modules' "
             "names into quantization_config"
         )
 
 
-def _endless(expression: str) -> str | None:
+def why_endless(expression: str) -> str | None:
     """Why a valid expression may have too many ways to match, or None."""
     if re.search(r"\(\?[aiLmsu]*x", expression):
         return "is written with the flag x"
