@@ -1,10 +1,16 @@
 """GPU kernels, written in Gluon (Triton) and launched through the CUDA driver: no toolkit, no C compiler at run time.
 
-ptx.py          every line of inline PTX: how codes become numbers, how partial sums are awaited
-compat.py       everything that differs between Triton versions
-hopper_body.py  the kernel for sm_90a; imports Triton, so it loads only when something is compiled
-build.py        a kernel and its constants -> machine code, with or without a GPU
-driver.py       libcuda through ctypes: modules, tensor maps, launches
-workspace.py    memory for partial sums, one for each stream and each captured graph
-hopper.py       the family: legal(), default(), run()
+decode/            inline PTX: how codes become numbers, for each kind of number
+ptx.py             inline PTX: how partial sums are awaited
+compat.py          everything that differs between Triton versions
+hopper_body.py     the kernel for sm_90a; imports Triton, so it loads only when something is compiled
+hopper_multiply.py its products, by `mma` or `wgmma`; hopper_weights.py their weights, from words to numbers
+hopper_sums.py     the end of a tile: partial sums of several CTAs, and y
+plan.py            what the kernel is compiled for: tile, pipeline, format
+build.py           a plan -> machine code, with or without a GPU
+driver.py          libcuda through ctypes: modules, tensor maps, launches
+workspace.py       memory for partial sums, one for each stream and each captured graph
+heuristic.py       which tile for a problem that nobody measured; fit.py fits it to a format
+hopper.py          the family: legal(), default(), run()
+small.py           norm, rotation and gate of a decoder's step; small_body.py has their kernels
 """
