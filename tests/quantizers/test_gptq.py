@@ -127,7 +127,7 @@ def test_damping_grows_until_the_hessian_serves() -> None:
     assert inverse_factor(one, 0.01).damping == 0.01
     assert inverse_factor(indefinite, 0.01).damping == 1.0
     rounded = get_method("gptq").round(weight, parse_format("int4_g32"), _inputs(indefinite))
-    assert rounded.note == "its Hessian is nearly singular: damping of 1 instead of the usual 0.01"
+    assert rounded.note == "its Hessian is nearly singular: damping of 1 instead of 0.01"
 
 
 def _inputs(hessian: Tensor) -> Inputs:
@@ -174,8 +174,8 @@ def test_every_method_serves_every_format(method: str, name: str) -> None:
     weight, hessian = case(16, 96)
     rounded = get_method(method).round(weight, parse_format(name), _inputs(hessian))
     assert rounded.tensor.format == parse_format(name) and not rounded.note
-    search = "mse" if Options().searches(parse_format(name)) else "none"
-    nearest = output_error(quantize(weight, name, search=search).dequantize() - weight, hessian)  # type: ignore[arg-type]
+    search = Options().search_of(parse_format(name))
+    nearest = output_error(quantize(weight, name, search=search).dequantize() - weight, hessian)
     assert output_error(rounded.tensor.dequantize() - weight, hessian) <= 1.05 * nearest
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,15 +52,19 @@ class GPTQ(Method):
 
     def round(self, weight: Tensor, format: WeightFormat, inputs: Inputs | None) -> Rounded:  # noqa: A002
         assert inputs is not None
-        search = "mse" if self.options.searches(format) else "none"
         tensor, damping = gptq(
-            weight, format, inputs.hessian, order=self.options.order, damping=self.options.damping, search=search
+            weight,
+            format,
+            inputs.hessian,
+            order=self.options.order,
+            damping=self.options.damping,
+            search=self.options.search_of(format),
         )
         if damping == self.options.damping:
             return Rounded(tensor)
         return Rounded(
             tensor,
-            f"its Hessian is nearly singular: damping of {damping:.3g} instead of the usual {self.options.damping:.3g}",
+            f"its Hessian is nearly singular: damping of {damping:.3g} instead of {self.options.damping:.3g}",
         )
 
 
@@ -78,7 +83,7 @@ def gptq(
     *,
     order: str = "groups",
     damping: float = 0.01,  # added to the Hessian's diagonal, as a share of its mean
-    search: str = "mse",
+    search: Literal["mse", "none"] = "mse",
 ) -> tuple[QuantizedTensor, float]:
     """The quantized weight (no perm), and the damping that was needed.
 
@@ -97,7 +102,7 @@ def gptq(
     if fitted_late:
         return _fit_late(work, format, columns, factor.upper, cost, size, search), factor.damping
     costs = torch.empty_like(cost).index_copy_(0, columns, cost)
-    first = quantize(work, format, search=search, importance=costs)  # type: ignore[arg-type]
+    first = quantize(work, format, search=search, importance=costs)
     grid = Grid.of(first).columns(columns)
     codes = torch.empty_like(first.codes)
     _sweep(work, codes, columns, factor.upper, _blocks(k, 1), lambda at, now: grid.columns(slice(at, at + 1)))
@@ -162,7 +167,7 @@ def _fit_late(
     upper: Tensor,
     cost: Tensor,
     size: int,
-    search: str,
+    search: Literal["mse", "none"],
 ) -> QuantizedTensor:
     """Groups in turn, each with the scale that fits when it is reached. Columns of `order` are runs of `size`."""
     n, k = work.shape
@@ -173,7 +178,7 @@ def _fit_late(
     def fit(start: int, now: Tensor) -> Grid | None:
         if start % size:
             return None
-        part = quantize(now[:, :size], format, search=search, importance=cost[start : start + size])  # type: ignore[arg-type]
+        part = quantize(now[:, :size], format, search=search, importance=cost[start : start + size])
         fitted[first[start] // size] = part
         return Grid(format, part.scale_values(), part.zero_values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -35,9 +35,9 @@ class Options:
                 f"search={self.search!r}: it is 'auto', 'mse' (least squared error) or 'none' (cover the group)"
             )
 
-    def searches(self, format: WeightFormat) -> bool:  # noqa: A002 - the field's word
-        """Whether scales of this format are searched."""
-        return self.search == "mse" or (self.search == "auto" and format.bits <= SEARCHED_BITS)
+    def search_of(self, format: WeightFormat) -> Literal["mse", "none"]:  # noqa: A002 - the field's word
+        """How `lowbit.quantize` looks for the scales of a format."""
+        return "mse" if self.search == "mse" or (self.search == "auto" and format.bits <= SEARCHED_BITS) else "none"
 
 
 @dataclass(frozen=True)

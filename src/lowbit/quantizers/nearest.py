@@ -15,6 +15,5 @@ class Nearest(Method):
     name, needs_inputs = "rtn", False
 
     def round(self, weight: Tensor, format: WeightFormat, inputs: Inputs | None) -> Rounded:  # noqa: A002
-        search = "mse" if self.options.searches(format) else "none"
         importance = inputs.power if inputs is not None and inputs.tokens else None
-        return Rounded(quantize(weight, format, search=search, importance=importance))  # type: ignore[arg-type]
+        return Rounded(quantize(weight, format, search=self.options.search_of(format), importance=importance))

@@ -48,7 +48,7 @@ def quantize_checkpoint(
             return value
         weight = value.dequantize() if isinstance(value, QuantizedTensor) else value
         try:
-            return quantize(weight, wanted, search="mse" if options.searches(wanted) else "none")
+            return quantize(weight, wanted, search=options.search_of(wanted))
         except QuantizationError as error:
             raise QuantizationError(f"{name}: {error}") from error
 
