@@ -24,7 +24,7 @@ from torch import Tensor
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.columns import Run, format_of_runs, runs_of
 from lowbit.checkpoint.huggingface.config import output_sizes
-from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, quantized_modules
+from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, listed, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns, unpack_rows
 from lowbit.formats import Along, Grouping, Int, QuantizedTensor, Scale, SuperScale, WeightFormat
@@ -60,10 +60,9 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
         entries[f"{module.name}.weight"] = _fold_module(module, n)
         claimed |= {f"{module.name}.{local}" for local in module.tensors}
     if unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         assumptions.append(
-            f"the config does not say how many outputs {', '.join(unknown[:3])}{more} have: all that are stored, which "
-            f"is a multiple of {ROW_MULTIPLE}"
+            f"the config does not say how many outputs {listed(unknown)} have: all that are stored, which is a "
+            f"multiple of {ROW_MULTIPLE}"
         )
     return Folded(entries, claimed, assumptions)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lowbit.formats.rounding import _decode, _encode
+from lowbit.formats.rounding import decode_groups, encode_groups
 from lowbit.formats.tensor import QuantizedTensor
 from lowbit.formats.weight_format import WeightFormat
 
@@ -44,6 +44,6 @@ class Grid:
         """
         scale = self.scale.expand(weights.shape).reshape(-1)
         zero = None if self.zero is None else self.zero.expand(weights.shape).reshape(-1)
-        codes = _encode(self.format, weights.reshape(-1, 1), scale, zero)
-        values = _decode(self.format, codes, scale, zero)
+        codes = encode_groups(self.format, weights.reshape(-1, 1), scale, zero)
+        values = decode_groups(self.format, codes, scale, zero)
         return codes.reshape(weights.shape), values.reshape(weights.shape)

@@ -204,12 +204,12 @@ def _divided(
     return torch.div(groups, divisor, out=out).add_(zero[:, None])
 
 
-def _encode(fmt: WeightFormat, groups: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+def encode_groups(fmt: WeightFormat, groups: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """groups [R, g], scale and zero [R] -> codes [R, g] uint8."""
     return fmt.levels.encode(_divided(fmt, groups, scale, zero))
 
 
-def _decode(fmt: WeightFormat, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+def decode_groups(fmt: WeightFormat, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """codes [R, g] uint8, scale and zero [R] -> weights [R, g] float32."""
     return _scaled(fmt, fmt.levels.decode(codes), scale, zero)
 
@@ -242,7 +242,7 @@ def _finish(fmt: WeightFormat, groups: Tensor, fit: _Fit, n: int, k: int) -> Qua
 
     def one(part: slice) -> None:
         part_zero = None if flat_zero is None else flat_zero[part]
-        codes[part] = _encode(fmt, groups[part], flat_scale[part], part_zero)
+        codes[part] = encode_groups(fmt, groups[part], flat_scale[part], part_zero)
 
     each(one, _chunks(groups), groups.device)
     codes = fmt.grouping.join(codes, n, k).contiguous()
