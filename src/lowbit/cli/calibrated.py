@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lowbit.checkpoint import Checkpoint
     from lowbit.quantizers import Recipe
 
-CHARACTERS_PER_TOKEN = 64  # a text is read until it surely holds 16 times the tokens that are taken from it
+SPREAD = 4  # windows are spread over a text that is read to so many times their length, if it is that long
 WORST = 5  # modules that the table names
 
 
@@ -46,7 +46,8 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
     with usage(CheckpointError):
         require_output(output)
     source = open_model(model)
-    device, ids, text = choose_device(asked.device), *_tokens(source, asked)
+    device = choose_device(asked.device)
+    ids, text = _tokens(source, asked)
     held = ids[len(ids) - asked.windows * asked.length :] if asked.windows else []
     if len(ids) < (asked.samples + asked.windows) * asked.length:
         held = []  # too short for both: calibration says so if even it does not fit
@@ -85,7 +86,7 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
         show(
             f"perplexity {comparison['perplexity_before']:.3f} before, {comparison['perplexity']:.3f} after; "
             f"KL {comparison['kl']:.4f} nats; the same likeliest token {100 * comparison['agreement']:.1f} %",
-            f"measured on {comparison['text']}: {comparison['how']}",
+            f"measured on {comparison['text']}: {comparison['method']}",
         )
     show(f"calibrated on {data.method}", f"written to {output}; every module's errors are in quantization_report.json")
     for sentence in [*notes, *result["assumptions"]]:
@@ -94,16 +95,14 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
 
 def _tokens(source: Checkpoint, asked: Asked) -> tuple[list[int], str]:
     """Token ids of the calibration text, and what it is."""
-    from lowbit.evaluate import load_text
+    from lowbit.cli.eval import encode, read_text
 
-    wanted = (asked.samples + asked.windows) * asked.length
-    text = load_text(asked.text, characters=wanted * CHARACTERS_PER_TOKEN)
+    text = read_text(asked.text, SPREAD * (asked.samples + asked.windows) * asked.length)
     try:
         tokenizer = source.tokenizer().tokenizer
     except LowbitError as error:
         raise UsageError(f"calibration needs the model's tokenizer: {error}") from error
-    ids: list[int] = tokenizer.encode(text.content, add_special_tokens=False).ids
-    return ids, text.source
+    return encode(tokenizer, text), text.source
 
 
 def _dtype(device: str) -> Any:
@@ -123,7 +122,7 @@ def _compare(source: Checkpoint, view: Checkpoint, held: list[int], asked: Asked
         found = compare(ours.logits, theirs.logits, held, window=asked.length, progress=bar)
     return {
         "text": f"the last {len(held)} tokens of the calibration text, which were not calibrated on",
-        "how": found.method,
+        "method": found.method,
         "perplexity_before": found.original.perplexity,
         "perplexity": found.model.perplexity,
         "kl": found.kl,

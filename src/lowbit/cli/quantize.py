@@ -45,7 +45,7 @@ def command(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Quantize a model's weights and write them as compressed-tensors (pack-quantized safetensors).
+    """Quantize a model's weights and write them as compressed-tensors, for lowbit, vLLM and transformers.
 
     Rounding to nearest needs no data and no GPU. With --calibrate, a method that learns from a text is used (gptq,
     unless --method or a rule of the recipe says otherwise): block by block, in bounded memory, each block saved when
