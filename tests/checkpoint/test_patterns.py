@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.checkpoint.compressed_tensors.patterns import LONGEST_NAME, check_target, is_named
+from lowbit.checkpoint.patterns import LONGEST_NAME, check_target, is_named
 from lowbit.errors import CheckpointError
 
 LAYERS = "|".join(map(str, range(61)))

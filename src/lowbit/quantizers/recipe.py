@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.checkpoint.compressed_tensors.patterns import why_endless
+from lowbit.checkpoint.patterns import why_endless
 from lowbit.errors import QuantizationError
 from lowbit.formats import WeightFormat, as_format, parse_format
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
-from lowbit.checkpoint.compressed_tensors.patterns import PREFIX, check_target, is_named
 from lowbit.checkpoint.compressed_tensors.presets import preset
+from lowbit.checkpoint.patterns import PREFIX, check_target, is_named
 from lowbit.errors import CheckpointError
 from lowbit.formats import FLOATS, Along, Block, Channel, Element, Grouping, Int, Scale, WeightFormat, WholeTensor, Zero
 

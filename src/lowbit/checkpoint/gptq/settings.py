@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lowbit.checkpoint.compressed_tensors.patterns import PREFIX, check_target, is_named
+from lowbit.checkpoint.patterns import PREFIX, check_target, is_named
 from lowbit.errors import CheckpointError
 
 METHOD = "gptq"
