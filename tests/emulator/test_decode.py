@@ -7,6 +7,7 @@ import ptx_emulator as emulator
 import pytest
 import torch
 
+from lowbit.formats import parse_format
 from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
 from lowbit.kernels.gpu.decode import OUTPUTS, decode_of
 from lowbit.kernels.gpu.decode.tables import table_numbers
@@ -132,6 +133,20 @@ def test_a_codebook_is_rounded_once_to_the_type_of_x(x_type: str) -> None:
         finfo = torch.finfo(TYPES[x_type])
         assert bool(((kept - entries).abs() <= (entries.abs() * finfo.eps / 2).clamp_min(largest * 2.0**-25)).all())
     assert np.array_equal(_numbers(CODEBOOKS["iq4_nl"], x_type), CODEBOOKS["iq4_nl"].values().double().numpy())
+
+
+COUNTS = {  # docs/kernels-gpu.md has them: without moves, for 16 weights in fp16 and bf16
+    "int1": (17, 19), "int2": (17, 19), "ternary": (17, 19), "int3": (22, 22), "int4": (18, 22), "int5": (27, 27),
+    "int6": (27, 27), "int7": (36, 36), "int8": (16, 32), "fp8_e4m3": (12, 36), "fp8_e5m2": (8, 32),
+    "fp6_e3m2": (43, 59), "fp6_e2m3": (51, 59), "fp4_e2m1": (30, 38), "nf4": (44, 44), "nvfp4": (42, 54),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_decode_takes_as_many_instructions_as_the_docs_say(name: str) -> None:
+    element = parse_format(name).element
+    decodes = [decode_of(element, x_type, False, name == "nvfp4") for x_type in TYPES]
+    assert tuple(sum(not line.startswith("mov") for line in d.body) for d in decodes) == COUNTS[name]
 
 
 def test_the_emulator_rounds_like_torch() -> None:
