@@ -7,6 +7,7 @@ not know them and leave such models to the modules.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ def int8_token(x: Tensor) -> Tensor:
     return ((wide * scale).round_().clamp_(-128, 127) / scale).to(x.dtype)
 
 
-ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {"int8_token": int8_token}
+ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {"int8_token": int8_token}  # a new one is a row
 
 
 def _normed(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -34,11 +35,8 @@ def _normed(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (norm(args[0]), *args[1:])
 
 
-def _int8_token(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (int8_token(args[0]), *args[1:])
-
-
-_HOOKS = {"int8_token": _int8_token}  # by name, not closures: models are pickled and copied
+def _rounded(rounding: str, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (ROUNDINGS[rounding](args[0]), *args[1:])
 
 
 def norm_input(linear: nn.Module, norm: nn.Module) -> None:
@@ -49,9 +47,9 @@ def norm_input(linear: nn.Module, norm: nn.Module) -> None:
 
 def round_input(linear: nn.Module, rounding: str) -> None:
     """Round a linear's input by a name of ROUNDINGS, after what was put before it earlier. Raises UsageError."""
-    if rounding not in _HOOKS:
-        raise UsageError(f"rounding {rounding!r} of activations: {', '.join(ROUNDINGS)} are known")
-    linear.register_forward_pre_hook(_HOOKS[rounding])
+    if rounding not in ROUNDINGS:
+        raise UsageError(f"rounding {rounding!r} of activations is not known: name one of {', '.join(ROUNDINGS)}")
+    linear.register_forward_pre_hook(partial(_rounded, rounding))  # no closure: models are pickled and copied
 
 
 def prepares_input(module: nn.Module) -> bool:
