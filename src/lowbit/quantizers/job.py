@@ -108,15 +108,12 @@ class Job:
                 return old
             return Entry(old.shape, self.formats[name] or old.form, lambda: load(name))
 
-        return Checkpoint(
-            {name: entry(name, old) for name, old in self.checkpoint.entries.items()},
-            {key: value for key, value in self.checkpoint.config.items() if key != "quantization_config"},
-            format_name=f"{self.checkpoint.format_name}, quantized as {self.settings.recipe.name}",
-            path=self.checkpoint.path,
-            assumptions=[*self.checkpoint.assumptions, *self.assumptions],
-            tokenizer=self.checkpoint._tokenizer,
-            sidecars=self.checkpoint.sidecars,
-        )
+        source = self.checkpoint
+        view = source.with_entries({name: entry(name, old) for name, old in source.entries.items()})
+        view.config = {key: value for key, value in source.config.items() if key != "quantization_config"}
+        view.format_name = f"{source.format_name}, quantized as {self.settings.recipe.name}"
+        view.assumptions = [*source.assumptions, *self.assumptions]
+        return view
 
     # ------------------------------------------------------------------ activations
 
