@@ -82,6 +82,9 @@ def test_targets_that_cannot_be_replaced_are_refused_at_once(tmp_path, monkeypat
         message = f"is no name for a new directory: choose one, {says}"
         with pytest.raises(CheckpointError, match=message), new_directory(Path(name)):
             pytest.fail("the work began")
+    for name, says in (("\udcff", "'\\\\udcff' is not UTF-8"), ("a" * 300, "cannot be created: File name too long")):
+        with pytest.raises(CheckpointError, match=says), new_directory(Path(name)):
+            pytest.fail("the work began")
 
 
 def test_an_empty_directory_may_be_filled(tmp_path):

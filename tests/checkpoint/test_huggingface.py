@@ -136,7 +136,13 @@ def test_index_and_files_that_do_not_belong_together(tmp_path, tensors):
     with pytest.raises(CheckpointError, match=r"places tensor 'more\.weight' into 'model-00001-of-00003\.safetensors'"):
         open_checkpoint(tmp_path)
 
-    for name in ("../model-00001-of-00003.safetensors", "/etc/passwd", "sub/x.safetensors", "none.safetensors"):
+    for name in (
+        "../model-00001-of-00003.safetensors",
+        "/etc/passwd",
+        "sub/x.safetensors",
+        "none.safetensors",
+        "a" * 300,
+    ):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(CheckpointError, match="which is not beside it: download the missing shard"):
             open_checkpoint(tmp_path)

@@ -71,8 +71,16 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def require_free(path: Path) -> None:
-    """Raise CheckpointError where `path` is something other than an empty directory."""
-    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    """Raise CheckpointError where `path` is something other than an empty directory, or no name for one."""
+    if path.name in {"", ".."}:
+        raise CheckpointError(f"{path} is no name for a new directory: choose one, such as {path / 'model'}")
+    try:
+        os.fspath(path).encode()
+        taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{str(path)!r} is not UTF-8: choose another name for the new directory") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be created: {error.strerror or error}") from error
     if taken or path.is_symlink():
         raise CheckpointError(f"{path} exists and is not an empty directory: choose another name or remove it first")
 
@@ -85,8 +93,6 @@ def new_directory(path: Path) -> Iterator[Path]:
     Raises CheckpointError for a target that is taken and for every failure of the file system.
     """
     require_free(path)
-    if path.name in {"", ".."}:
-        raise CheckpointError(f"{path} is no name for a new directory: choose one, such as {path / 'model'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))

@@ -139,8 +139,16 @@ def open_directory(directory: Path) -> TensorStore:
 
 def _is_stale(index: Path, files: list[Path]) -> bool:
     """Whether an index belongs to files that are gone, and exllamav2's output is there instead."""
-    gone = not any((index.parent / name).exists() for name in set(_places(index).values()))
+    gone = not any(_is_file(index.parent / name) for name in set(_places(index).values()))
     return gone and bool(files) and all(path.name.startswith("output") for path in files)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there, whatever its name from an index is: a name that is too long raises otherwise."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _are_shards(files: list[Path]) -> bool:
@@ -178,7 +186,7 @@ def _open_index(index: Path) -> TensorStore:
     tensors: dict[str, StoredTensor] = {}
     for name in dict.fromkeys(places.values()):
         path = index.parent / name
-        if path.parent != index.parent or not path.is_file():
+        if path.parent != index.parent or not _is_file(path):
             raise CheckpointError(
                 f"{index} names the file {name!r}, which is not beside it: download the missing shard"
             )
