@@ -88,6 +88,21 @@ def test_what_was_typed_wrongly(
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.unfinished").exists()
 
 
+@pytest.mark.parametrize(("form", "says"), [("nf4_g32", "it holds integers, not nf4"), ("nvfp4", "use nvfp4_div")])
+def test_what_cannot_be_written_is_refused_before_the_work(
+    form: str, says: str, model: str, text: str, lowbit: Run, tmp_path: Path
+) -> None:
+    done = lowbit("quantize", model, str(tmp_path / "out"), *OPTIONS, "--calibrate", text, "--format", form)
+    assert done.code == 1 and "cannot be written" in done.err and says in done.err
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+@pytest.mark.parametrize("output", [".", "/"])
+def test_what_is_no_name_for_an_output(output: str, model: str, text: str, lowbit: Run) -> None:
+    done = lowbit("quantize", model, output, *OPTIONS, "--calibrate", text)
+    assert done.code == 2 and "is no name for a new directory" in done.err
+
+
 def test_another_calibration_is_refused(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
     output = tmp_path / "out"
     work = tmp_path / "out.unfinished"

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lowbit.checkpoint import Checkpoint
-from lowbit.errors import ModelError, QuantizationError, UsageError
+from lowbit.errors import CheckpointError, ModelError, QuantizationError, UsageError
 from lowbit.formats import QuantizedTensor, parse_format, quantize
 from lowbit.models import Decoder, load_model, model_config
 from lowbit.quantizers import Job, Options, Recipe, Rule, Settings, calibration, deliver
@@ -175,6 +175,28 @@ def test_stopped_before_any_renaming_the_bytes_are_the_same(
         assert folder(output) == folder(tmp_path / "whole"), f"stopped at renaming {stop}"
         assert not work_folder(output).exists()
     assert stops > 10
+
+
+def test_an_output_that_somebody_else_wrote_meanwhile_is_not_taken_for_ours(make: Make, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    job = Job(model(make), DATA, settings(), work_folder(output))
+    rows = job.run()
+    job.work.write_json("report.json", {"modules": rows})  # it was stopped while it wrote the output
+    output.mkdir()
+    (output / "config.json").write_text("{}")
+    for refusing in (lambda: require_output(output), lambda: deliver(job, output, {"modules": rows})):
+        with pytest.raises(CheckpointError, match="out exists and is not an empty directory"):
+            refusing()
+    (output / "config.json").unlink()
+    assert deliver(job, output, {"modules": rows}) is not None and (output / "config.json").exists()
+
+
+def test_a_folder_that_cannot_be_worked_in(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "w" / "lock").mkdir(parents=True)
+    for work, reason in (("file", "File exists"), ("file/x", "Not a directory"), ("w", "Is a directory")):
+        with pytest.raises(QuantizationError, match=rf"{work} cannot be used for the work: {reason}; choose another"):
+            Job(model(make), DATA, settings(), tmp_path / work).run()
 
 
 def test_a_finished_block_is_not_done_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
     """Quantize, compare, write, print."""
     from lowbit.cli.source import open_model
     from lowbit.quantizers.calibration import calibration
-    from lowbit.quantizers.deliver import deliver, require_output, work_folder
+    from lowbit.quantizers.deliver import deliver, require_output, require_writable, work_folder
     from lowbit.quantizers.job import Job
     from lowbit.quantizers.method import Options
     from lowbit.quantizers.settings import Settings
@@ -56,6 +56,7 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
         options = Options(search=asked.search, order=asked.order, damping=asked.damping)
         settings = Settings(recipe, asked.method, options, device, _dtype(device.type))
         job = Job(source, data, settings, work_folder(output))
+    require_writable(job)
     if finished := job.work.finished:
         note(f"{finished} blocks were finished by an earlier run: going on from there")
     with progress(f"quantizing with {asked.method}", "stages") as bar:

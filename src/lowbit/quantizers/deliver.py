@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lowbit.checkpoint import Progress, WriteReport, write_compressed_tensors
+from lowbit.checkpoint.compressed_tensors.writer import written_settings
 from lowbit.checkpoint.files import require_free
 from lowbit.quantizers.job import Job
-from lowbit.quantizers.saved import PARTIAL, full_disk, write_whole
+from lowbit.quantizers.saved import full_disk, sync, write_whole
 
 REPORT = "quantization_report.json"
 SAVED = "report.json"
+MADE = "output"  # in the work folder, until it is whole
 SUFFIX = ".unfinished"
 
 
@@ -25,24 +27,46 @@ def work_folder(output: Path) -> Path:
 
 def require_output(output: Path) -> None:
     """Raise CheckpointError for an output that is taken, unless by a run that was stopped at its very end."""
-    if not (work_folder(output) / SAVED).exists():
+    if output.name in {"", ".."} or not _delivered(output):
         require_free(output)
 
 
-def deliver(job: Job, output: Path, report: Mapping[str, Any], progress: Progress | None = None) -> WriteReport | None:
-    """Write the output and the report in it, then remove the work folder.
+def _delivered(output: Path) -> bool:
+    """Whether an output is what the run beside it wrote, so that only the removal of its folder is missing."""
+    try:
+        return (work_folder(output) / SAVED).read_bytes() == (output / REPORT).read_bytes()
+    except (OSError, ValueError):
+        return False
 
-    Returns None where an earlier run had written the output already and only the report and the removal were missing.
+
+def require_writable(job: Job) -> None:
+    """Raise CheckpointError where the output cannot hold a format of the job: before the work, not after it."""
+    entries = {
+        name: replace(entry, form=job.formats[name] or entry.form) for name, entry in job.checkpoint.entries.items()
+    }
+    written_settings(job.checkpoint.with_entries(entries))
+
+
+def deliver(job: Job, output: Path, report: Mapping[str, Any], progress: Progress | None = None) -> WriteReport | None:
+    """Write the output with the report in it, then remove the work folder.
+
+    The output is made in the work folder and renamed when it is whole. Returns None where an earlier run had done that
+    already and only the removal was missing.
     Raises CheckpointError and QuantizationError as their writers do; the finished blocks are kept then.
     """
     written = None
     with job.work.held(job.fingerprint):
-        for left in output.parent.glob(f".{output.name}.*{PARTIAL}"):  # by a run that was killed while it wrote
-            shutil.rmtree(left, ignore_errors=True)
-        if not (job.work.path / SAVED).exists() or not (output / "config.json").exists():
+        if not _delivered(output):
+            require_free(output)
+            made = job.work.path / MADE
+            with full_disk(made):
+                if made.exists():  # by a run that was killed after it had written this
+                    shutil.rmtree(made)
             job.work.write_json(SAVED, report)
-            written = write_compressed_tensors(job.view(), output, progress)
-        with full_disk(output):
-            write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+            written = replace(write_compressed_tensors(job.view(), made, progress), path=output)
+            with full_disk(output):
+                write_whole(made / REPORT, (job.work.path / SAVED).read_text(encoding="utf-8"))
+                made.rename(output)
+                sync(output.parent)
         job.work.remove()
     return written

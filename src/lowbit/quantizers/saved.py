@@ -5,6 +5,7 @@
     states-<b>.bin               the activations that come into block b
     block-<b>.safetensors        the parameters of block b that changed: codes, scales, zeros, plain tensors
     block-<b>.json               what was done to block b; written last: a block with it is finished
+    report.json, output          the report, and the output until it is whole (deliver.py)
 
 Everything is written under another name, put on the disk and renamed. What a run that was killed left half-written is
 removed by the next one.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -46,9 +48,15 @@ class Work:
             raise QuantizationError(
                 "calibration locks its folder as POSIX systems do: run it on Linux or macOS, or round to nearest (rtn)"
             ) from None
-        with full_disk(self.path):
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
+            opened = (self.path / "lock").open("w")
+        except OSError as error:
+            raise QuantizationError(
+                f"{self.path} cannot be used for the work: {error.strerror or error}; choose another output, or remove "
+                "what is in the way"
+            ) from error
+        with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -57,7 +65,8 @@ class Work:
                 ) from None
             self._check(fingerprint)
             for stray in self.path.glob(f"*{PARTIAL}"):
-                stray.unlink()
+                with full_disk(stray):
+                    shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
             yield
 
     def _check(self, fingerprint: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def write_compressed_tensors(
     format and remedy, before anything is written), when `path` is taken, and when the disk is full.
     """
     path = Path(path)
-    settings = _plan(checkpoint)
+    settings = written_settings(checkpoint)
     notes = _notes(checkpoint, settings)
     total = sum(entry.nbytes for entry in checkpoint.entries.values())
     done = 0
@@ -145,7 +145,7 @@ def quantization_config(checkpoint: Checkpoint, settings: dict[str, WeightSettin
     }
 
 
-def _plan(checkpoint: Checkpoint) -> dict[str, WeightSettings]:
+def written_settings(checkpoint: Checkpoint) -> dict[str, WeightSettings]:
     """Settings of every quantized parameter. Raises CheckpointError for the first that cannot be written."""
     settings: dict[str, WeightSettings] = {}
     wrong: list[tuple[str, str]] = []
