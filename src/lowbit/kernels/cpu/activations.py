@@ -11,6 +11,7 @@ Steps whose largest |x| is below 2^-100 lose precision towards zero.
 Prepared rows of one call, `rows` of them (1 to 4), side by side so that a kernel reads them in order:
 
     planes  a8, a16: [columns / 4, rows, planes, 4] int8        fp32: [columns / 4, rows, 4] float
+            a16 whole: [columns / 4, rows, 4] int16, of four columns in the order 0, 2, 1, 3
     scales  [steps, rows] float                                 (none for fp32)
     sums    [steps, groups a step, rows] int32: factor * sum of q over a group
 """
@@ -40,6 +41,7 @@ class PrepareSpec:
     rows: int  # 1 to 4
     steps: Steps
     sum_factor: int = 1
+    whole: bool = False  # a16: not as two planes, see running_sums.takes_whole_x
 
 
 def row_bytes(mode: str, steps: Steps) -> tuple[int, int, int]:
@@ -136,6 +138,9 @@ def _store_planes(f: Emitter, spec: PrepareSpec, step: Value, row: int, quantize
     count = PLANE_COUNT[spec.mode]
     base = f.at(f.arg("planes"), step * (spec.steps.step * spec.rows * count))
     for i, q in enumerate(quantized):
+        if spec.whole:
+            _store_whole(f, spec, f.at(base, (i * _LANES // 4 * spec.rows + row) * 8), q)
+            continue
         planes = [q]
         if count == 2:
             high = (q + 128).arithmetic_shift(8)
@@ -145,6 +150,17 @@ def _store_planes(f: Emitter, spec: PrepareSpec, step: Value, row: int, quantize
             for quad in range(_LANES // 4):
                 place = (((i * _LANES // 4 + quad) * spec.rows + row) * count + plane) * 4
                 f.store(f.extract(quads, quad), f.at(base, place), 4)
+
+
+def _store_whole(f: Emitter, spec: PrepareSpec, target: Value, q: Value) -> None:
+    """The quads of q as 16-bit numbers, `rows` quads apart."""
+    order = ", ".join(f"i32 {4 * quad + column}" for quad in range(_LANES // 4) for column in (0, 2, 1, 3))
+    kind = vector("i16", _LANES)
+    short = q.cast("trunc", kind)
+    mixed = f.emit(kind, f"shufflevector {kind} {short.name}, {kind} poison, <{_LANES} x i32> <{order}>")
+    quads = mixed.cast("bitcast", vector("i64", _LANES // 4))
+    for quad in range(_LANES // 4):
+        f.store(f.extract(quads, quad), f.at(target, quad * spec.rows * 8), 8)
 
 
 def _store_sums(f: Emitter, spec: PrepareSpec, step: Value, row: int, quantized: list[Value]) -> None:

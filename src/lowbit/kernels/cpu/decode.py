@@ -213,9 +213,9 @@ class ByteDecoder:
         bytes_type = vector("i8", 4 * lanes)
         codes = f.bytes_of(quad)
         if f.isa.machine == "x86_64":
-            name = {8: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.avx512.pshuf.b.512"}[lanes]
+            name = {8: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.avx512.pshuf.b.512"}[f.isa.lanes]
             table = f.load(bytes_type, f.table("i8", self.table * (lanes // 4)), 1)
-            return f.call(bytes_type, name, table, codes).cast("bitcast", f.ints)
+            return f.call_each(bytes_type, name, table, codes).cast("bitcast", f.ints)
         if f.isa.machine == "aarch64":
             table = f.load(bytes_type, f.table("i8", self.table), 1)
             return f.call(bytes_type, "llvm.aarch64.neon.tbl1.v16i8", table, codes).cast("bitcast", f.ints)

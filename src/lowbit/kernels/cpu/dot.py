@@ -6,6 +6,8 @@ maddubs  vpmaddubsw into 16 bits, then vpmaddwd into 32. Sums of pairs are kept 
 sdot     signed by signed: weights of 8 bits go as two nibbles too.
 plain    shifts and 32-bit products, for any processor.
 
+AVX2 takes most of its kernels from running_sums.py.
+
 All are exact, so every instruction set and any order gives the same integers.
 """
 
@@ -33,11 +35,16 @@ def _vnni(f: Emitter, acc: list[Value], weights: Sequence[Value], xs: Sequence[V
         acc[i % len(acc)] = f.call(f.ints, name, acc[i % len(acc)], w, x)
 
 
-def _nibbles(weights: Sequence[Value], largest: int) -> list[tuple[list[Value], int, int]]:
+def nibbles(weights: Sequence[Value], largest: int) -> list[tuple[list[Value], int, int]]:
     """The weights as (bytes, shift of their products, largest byte): in two parts if they are above 7 bits."""
     if largest < 128:
         return [(list(weights), 0, largest)]
     return [([w & _NIBBLES for w in weights], 0, 15), ([(w >> 4) & _NIBBLES for w in weights], 4, 15)]
+
+
+def quads_in_16_bits(largest: int) -> int:
+    """How many sums of two products of such bytes 16 bits hold, at least one."""
+    return max(1, 32767 // (2 * _LOWEST_ACTIVATION * largest))
 
 
 def _maddubs(f: Emitter, acc: list[Value], weights: Sequence[Value], xs: Sequence[Value], largest: int) -> None:
@@ -46,8 +53,8 @@ def _maddubs(f: Emitter, acc: list[Value], weights: Sequence[Value], xs: Sequenc
         8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
         16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
     }[f.lanes]
-    for part, shift, top in _nibbles(weights, largest):
-        together = max(1, 32767 // (2 * _LOWEST_ACTIVATION * top))
+    for part, shift, top in nibbles(weights, largest):
+        together = quads_in_16_bits(top)
         for start in range(0, len(part), together):
             total = None
             for w, x in list(zip(part, xs, strict=True))[start : start + together]:
@@ -59,7 +66,7 @@ def _maddubs(f: Emitter, acc: list[Value], weights: Sequence[Value], xs: Sequenc
 
 def _sdot(f: Emitter, acc: list[Value], weights: Sequence[Value], xs: Sequence[Value], largest: int) -> None:
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    for part, shift, _ in _nibbles(weights, largest):
+    for part, shift, _ in nibbles(weights, largest):
         for i, (w, x) in enumerate(zip(part, xs, strict=True)):
             at = i % len(acc)
             start = acc[at] if shift == 0 else f.zero(f.ints)

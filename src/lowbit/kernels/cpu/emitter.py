@@ -15,15 +15,23 @@ SIZE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 class Emitter(Function):
-    """ir.Function with an instruction set. `ints` and `floats` are its vectors of 32-bit lanes."""
+    """ir.Function with an instruction set. `ints` and `floats` are its vectors of 32-bit lanes.
+
+    registers: of the instruction set in a vector, one or two; the compiler splits all but intrinsics: call_each().
+    """
 
     def __init__(
-        self, isa: InstructionSet, parameters: Mapping[str, Type], name: str = "kernel", internal: bool = False
+        self,
+        isa: InstructionSet,
+        parameters: Mapping[str, Type],
+        name: str = "kernel",
+        internal: bool = False,
+        registers: int = 1,
     ) -> None:
         super().__init__(name, parameters, internal)
         self.isa = isa
-        self.lanes = isa.lanes
-        self.ints, self.floats = vector("i32", isa.lanes), vector("float", isa.lanes)
+        self.lanes = isa.lanes * registers
+        self.ints, self.floats = vector("i32", self.lanes), vector("float", self.lanes)
 
     def build(self) -> str:
         return module([self], self.isa.target_features)
@@ -106,6 +114,20 @@ class Emitter(Function):
         kind = vector(x.type.item, count)
         mask = ", ".join(f"i32 {start + i}" for i in range(count))
         return self.emit(kind, f"shufflevector {x.type} {x.name}, {x.type} poison, <{count} x i32> <{mask}>")
+
+    def call_each(self, result: Type, name: str, *args: Value) -> Value:
+        """An intrinsic of whole registers, on each register of some vectors."""
+        if self.lanes == self.isa.lanes:
+            return self.call(result, name, *args)
+        half = vector(result.item, result.lanes // 2)
+        low, high = (
+            self.call(half, name, *(self.slice_lanes(a, i * a.type.lanes // 2, a.type.lanes // 2) for a in args))
+            for i in range(2)
+        )
+        mask = ", ".join(f"i32 {i}" for i in range(result.lanes))
+        return self.emit(
+            result, f"shufflevector {half} {low.name}, {half} {high.name}, <{result.lanes} x i32> <{mask}>"
+        )
 
     def masked(self, x: Value, keep: range) -> Value:
         """x with zero in the lanes outside of `keep`."""

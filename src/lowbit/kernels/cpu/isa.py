@@ -33,6 +33,7 @@ class InstructionSet:
     features: tuple[str, ...] = ()
     half: bool = True  # converts between fp16 and fp32 in hardware
     fma: bool = True
+    registers: int = 1  # of a tile that kernels take at a time where sums run: see running_sums.py
     permute: bool = True  # has a lookup of 16 floats by the low four bits of each lane (one or two registers)
 
     @property
@@ -46,7 +47,7 @@ INSTRUCTION_SETS: dict[str, InstructionSet] = {
         InstructionSet("avx512vnni", "x86_64", 16, "vnni", (*_AVX512, "avx512vnni")),
         InstructionSet("avx512", "x86_64", 16, "maddubs", _AVX512),
         InstructionSet("avxvnni", "x86_64", 8, "vnni", (*_AVX2, "avxvnni")),
-        InstructionSet("avx2", "x86_64", 8, "maddubs", _AVX2),
+        InstructionSet("avx2", "x86_64", 8, "maddubs", _AVX2, registers=2),
         InstructionSet("dotprod", "aarch64", 4, "sdot", ("neon", "dotprod"), permute=False),
         InstructionSet("generic", "", 4, "plain", half=False, fma=False, permute=False),
     )

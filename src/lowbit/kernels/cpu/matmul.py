@@ -28,6 +28,7 @@ from lowbit.kernels.cpu.float_products import FloatProducts
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.operands import ROW_STRIDE, MatmulSpec, Operands
+from lowbit.kernels.cpu.running_sums import RunningSums, sums_run, takes_whole_x
 from lowbit.kernels.cpu.scales import GroupScales, field
 from lowbit.packing.cpu_tile import QUADS, TILE_ROWS
 
@@ -56,26 +57,28 @@ def matmul(isa: InstructionSet, spec: MatmulSpec) -> str:
     y: [blocks, rows, ROW_STRIDE] float, the vector `first` at its start. blocks: of rows of x, one unless they share.
     """
     pointers = dict.fromkeys(("weight", "planes", "scales", "sums", "y"), PTR)
-    f = Emitter(isa, pointers | dict.fromkeys(("first", "end", "blocks"), I64))
+    registers = isa.registers if sums_run(isa, spec.format, spec.mode, spec.rows) else 1
+    f = Emitter(isa, pointers | dict.fromkeys(("first", "end", "blocks"), I64), registers=registers)
     weight = f.arg("weight")
     words, stride, steps = field(f, weight, "words"), field(f, weight, "words_stride"), field(f, weight, "steps")
-    parts = TILE_ROWS // f.lanes
+    parts = TILE_ROWS // isa.lanes
     products = FloatProducts(f, spec) if spec.mode == "fp32" else _IntegerProducts(ByteDecoder(spec.format.levels))
-    with f.loop(f.arg("first"), f.arg("end")) as loop:
+    with f.loop(f.arg("first"), f.arg("end"), registers) as loop:
         tile, part = loop.index // parts, loop.index & (parts - 1)
-        start = f.at(f.at(words, tile * stride), part * (f.lanes * 4))
+        start = f.at(f.at(words, tile * stride), part * (isa.lanes * 4))
         operands = Operands(f, spec, start, GroupScales(f, spec.format, weight, tile, part))
-        products.vector(operands, f.at(f.arg("y"), (loop.index - f.arg("first")) * (f.lanes * 4)), steps)
+        products.vector(operands, f.at(f.arg("y"), (loop.index - f.arg("first")) * (isa.lanes * 4)), steps)
     return f.build()
 
 
 def floats_are_faster(isa: InstructionSet, fmt: WeightFormat) -> bool:
-    """Whether two planes of x cost more than float32 does: integers of 8 bits where products are summed in 16.
+    """Whether two planes of x cost more than float32 does: integers of 8 bits where products are summed in 16 bits, and
+    x cannot be taken whole (running_sums.py).
 
     They go as two nibbles, times two planes (benchmarks/many_rows.py). For any number of rows, so that a row has the
     same bits in each.
     """
-    return isa.dot == "maddubs" and fmt.bits == 8 and dot_reason(fmt) is None
+    return isa.dot == "maddubs" and isa.registers == 1 and fmt.bits == 8 and dot_reason(fmt) is None
 
 
 @dataclass
@@ -113,13 +116,8 @@ class _IntegerProducts:
             x_sums = [f.broadcast(I32, f.at(sums, (index * rows + row) * 4)) for row in range(rows)]
             starts = [self._start(o, x_sum, zero) for x_sum in x_sums]
             shares = self._shares(o, 4 * (end - first))
-            acc = [[[f.zero(f.ints) for _ in shares] for _ in range(planes)] for _ in starts]
-            for start_row, start in zip(acc, starts, strict=True):
-                start_row[-1][0] = start
-            for block_index in range(first // QUADS, -(-end // QUADS)):
-                block = blocks.setdefault(block_index, o.block(step, block_index))
-                quads = range(max(first, block_index * QUADS), min(end, (block_index + 1) * QUADS))
-                self._block(o, block, quads, x, acc, shares)
+            kind = self._running if f.lanes > f.isa.lanes else self._by_block
+            acc = kind(o, step, range(first, end), x, blocks, starts, shares)
             scale = o.scale(group)
             for row in range(rows):
                 totals[row] = self._finish(o, acc[row], shares, x_sums[row], zero, scale, totals[row])
@@ -145,6 +143,49 @@ class _IntegerProducts:
             assert zero is not None
             return zero * x_sum
         return x_sum if kind is Zero.NONE and self.decoder.gain == 1 else o.f.zero(o.f.ints)
+
+    def _by_block(
+        self,
+        o: Operands,
+        step: Value,
+        group: range,
+        x: Value,
+        blocks: dict[int, Block],
+        starts: list[Value],
+        shares: tuple[int, ...],
+    ) -> list[list[list[Value]]]:
+        """The sums [row][plane][share] of a group's quads, a block after the other."""
+        f, planes = o.f, PLANE_COUNT[o.spec.mode]
+        acc = [[[f.zero(f.ints) for _ in shares] for _ in range(planes)] for _ in starts]
+        for start_row, start in zip(acc, starts, strict=True):
+            start_row[-1][0] = start
+        for block_index in range(group.start // QUADS, -(-group.stop // QUADS)):
+            block = blocks.setdefault(block_index, o.block(step, block_index))
+            quads = range(max(group.start, block_index * QUADS), min(group.stop, (block_index + 1) * QUADS))
+            self._block(o, block, quads, x, acc, shares)
+        return acc
+
+    def _running(
+        self,
+        o: Operands,
+        step: Value,
+        group: range,
+        x: Value,
+        blocks: dict[int, Block],
+        starts: list[Value],
+        shares: tuple[int, ...],
+    ) -> list[list[list[Value]]]:
+        """The same by running_sums.py, quad by quad, in one share."""
+        f, spec, words = o.f, o.spec, PLANE_COUNT[o.spec.mode]
+        whole = takes_whole_x(f.isa, spec.format, spec.mode)
+        sums = RunningSums(f, starts, words, self.decoder.largest, whole)
+        for q in group:
+            place = q // QUADS
+            if place not in blocks:
+                blocks[place] = o.block(step, place)
+            quad_x = f.at(x, q * spec.rows * words * 4)
+            sums.add(self.decoder.look_up(f, blocks[place].quad(q % QUADS)), quad_x)
+        return [[[plane] for plane in row] for row in sums.totals()]
 
     def _block(
         self,

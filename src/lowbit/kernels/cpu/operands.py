@@ -70,7 +70,7 @@ class Operands:
     def block(self, step: Value, index: int) -> Block:
         bits = self.spec.format.bits
         start = self.f.at(self.words, step * (self.spec.step // BLOCK_COLUMNS * bits * LINE_BYTES))
-        ahead = self.spec.ahead if self.f.lanes == TILE_ROWS else None  # measured with 512 bits only
+        ahead = self.spec.ahead if self.f.isa.lanes == TILE_ROWS else None  # measured with 512 bits only
         return Block(self.f, bits, self.f.at(start, index * bits * LINE_BYTES), ahead)
 
     def planes(self, step: Value, quad_bytes: int) -> Value:

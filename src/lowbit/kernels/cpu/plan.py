@@ -23,6 +23,7 @@ from lowbit.kernels.cpu.engine import engine
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.matmul import matmul, sum_factor
 from lowbit.kernels.cpu.operands import MOST_ROWS, MatmulSpec
+from lowbit.kernels.cpu.running_sums import takes_whole_x
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing import PackedWeight
 from lowbit.packing.cpu_tile import TILE_ROWS
@@ -144,7 +145,8 @@ class Plan:
             return 0
         mode = part.mode
         factor = 1 if mode == "fp32" else sum_factor(part.format)
-        return prepare_address(self._isa, PrepareSpec(mode, self.types.x, rows, part.steps, factor))
+        whole = takes_whole_x(self._isa, part.format, mode)
+        return prepare_address(self._isa, PrepareSpec(mode, self.types.x, rows, part.steps, factor, whole))
 
     def _add_multiply(self, parts: list[Part], prepared: list[dict[str, int]]) -> None:
         n = self._n

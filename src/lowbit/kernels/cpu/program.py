@@ -29,6 +29,7 @@ from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.matmul import MatmulSpec, sum_factor
 from lowbit.kernels.cpu.plan import finish_address, launcher, matmul_address, prepare_address, shared_addresses
 from lowbit.kernels.cpu.row import ROW_FIELDS, row
+from lowbit.kernels.cpu.running_sums import takes_whole_x
 from lowbit.kernels.cpu.steps import Steps
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing import PackedWeight
@@ -46,10 +47,12 @@ class _Preparation:
     mode: str
     steps: Steps
     factor: int
+    whole: bool
 
     @classmethod
-    def of(cls, part: Part) -> _Preparation:
-        return cls(part.start, part.mode, part.steps, 1 if part.mode == "fp32" else sum_factor(part.format))
+    def of(cls, isa: InstructionSet, part: Part) -> _Preparation:
+        factor = 1 if part.mode == "fp32" else sum_factor(part.format)
+        return cls(part.start, part.mode, part.steps, factor, takes_whole_x(isa, part.format, part.mode))
 
 
 class Program:
@@ -112,7 +115,7 @@ class Program:
         parts = [parts_of(weight, self.mode) for weight, _, _ in products]
         places: dict[_Preparation, dict[str, int]] = {}
         calls = list(before)
-        for preparation in dict.fromkeys(_Preparation.of(part) for group in parts for part in group):
+        for preparation in dict.fromkeys(_Preparation.of(self.isa, part) for group in parts for part in group):
             places[preparation], call = self._prepare(x, preparation, columns)
             calls.append(call)
         self.chain(calls, -(-x.shape[0] // columns) if columns else 1)
@@ -123,7 +126,7 @@ class Program:
 
     def common_columns(self, weights: Sequence[PackedWeight]) -> int:
         """Columns of x, about GATE_COLUMNS, that are whole steps of all weights; 0 where there are no such."""
-        preparations = [_Preparation.of(part) for weight in weights for part in parts_of(weight, self.mode)]
+        preparations = [_Preparation.of(self.isa, part) for weight in weights for part in parts_of(weight, self.mode)]
         if any(p.start for p in preparations):
             return 0
         step = math.lcm(small.PAD, *(p.steps.step for p in preparations))
@@ -135,7 +138,7 @@ class Program:
         values = {name: self.floats(-(-size // 4)).data_ptr() for name, size in rows.items()}
         values |= {f"{name}_row": size for name, size in rows.items()}
         piece = columns // p.steps.step if columns else p.steps.total
-        function = prepare_address(self.isa, PrepareSpec(p.mode, "fp32", 1, p.steps, p.factor))
+        function = prepare_address(self.isa, PrepareSpec(p.mode, "fp32", 1, p.steps, p.factor, p.whole))
         arguments = {
             "high": 0, "low": 1, "pieces": -(-p.steps.total // piece), "piece": piece, "steps": p.steps.total,
             "function_high": function, "function_low": function, "x": x.data_ptr() + 4 * p.start, "x_stride": 0,
@@ -166,7 +169,7 @@ class Program:
             )
             entry = {
                 "function_high": function, "function_low": function, "weight": self._words(part.fields),
-                **places[_Preparation.of(part)],
+                **places[_Preparation.of(self.isa, part)],
             }  # fmt: skip
             words += [entry[name] for name in driver.PART_FIELDS]
         tiles = -(-n // TILE_ROWS)
