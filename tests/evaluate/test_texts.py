@@ -93,6 +93,11 @@ def test_bad_files(content: bytes, says: str, tmp_path: Path) -> None:
         load_text(path)
 
 
+def test_a_device_that_never_ends() -> None:
+    with pytest.raises(UsageError, match="text /dev/zero is a device, which may never end: pass a file"):
+        load_text("/dev/zero")
+
+
 def test_a_name_that_is_neither(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="text 'wikitext' is neither a file nor a named text: the named ones are wikipedia"

@@ -227,6 +227,7 @@ def test_a_finished_block_is_not_done_again(make: Make, tmp_path: Path, monkeypa
         ({"data": calibration(tokens(), "", samples=8, length=32)}, "calibration.windows was [12, 32] and is [8, 32]"),
         ({"data": calibration(tokens().flip(0), "a text", samples=12, length=32)}, "calibration.sha256 was"),
         ({"spoil": lambda weights: weights["model.norm.weight"].fill_(1)}, "model was"),
+        ({"config": {"rms_norm_eps": 0.5}}, "model was"),
     ],
 )  # fmt: skip
 def test_a_changed_input_is_refused(change: dict[str, Any], says: str, make: Make, tmp_path: Path) -> None:
@@ -234,7 +235,8 @@ def test_a_changed_input_is_refused(change: dict[str, Any], says: str, make: Mak
     first = Job(model(make), DATA, settings(), work)
     with first.work.held(first.fingerprint):
         pass
-    other = Job(model(make, change.get("spoil")), change.get("data", DATA), change.get("asked", settings()), work)
+    changed = model(make, change.get("spoil"), **change.get("config", {}))
+    other = Job(changed, change.get("data", DATA), change.get("asked", settings()), work)
     with pytest.raises(QuantizationError) as error:
         other.run()
     assert says in str(error.value)

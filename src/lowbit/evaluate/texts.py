@@ -113,9 +113,10 @@ def _take(pieces: Iterator[str], characters: int | None) -> tuple[str, bool]:
 
 def _from_file(path: Path, characters: int | None) -> Text:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        if (size := path.stat().st_size) > MAX_BYTES:
             raise UsageError(f"text {path} has {size} bytes: at most {MAX_BYTES} are read; pass a part of it")
+        if path.is_char_device() or path.is_block_device():
+            raise UsageError(f"text {path} is a device, which may never end: pass a file")
         content = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LowbitError(f"text {path} cannot be read: {error.strerror or error}") from error

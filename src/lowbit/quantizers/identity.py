@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lowbit.quantizers.hessian import Inputs, output_error
 from lowbit.quantizers.method import Rounded
 from lowbit.quantizers.settings import Settings
 
-WEIGHT_FILES = ("*.safetensors", "config.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def fingerprint(checkpoint: Checkpoint, data: Calibration, settings: Settings) -> dict[str, Any]:
@@ -38,8 +39,11 @@ def fingerprint(checkpoint: Checkpoint, data: Calibration, settings: Settings) -
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the model's files; of its tensors where there is no file."""
-    total = hashlib.sha256()
+    """SHA-256 of the configuration and the model's files; of its tensors where there is no file.
+
+    The configuration is the one in force, wherever it came from: it says what the bytes of quantized weights mean.
+    """
+    total = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode())
     path = checkpoint.path
     if path is None:
         for name in sorted(checkpoint):
