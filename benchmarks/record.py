@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -34,7 +35,8 @@ def save(device: str, name: str, rows: list[dict[str, Any]], **about: Any) -> Pa
     """Write benchmarks/results/<device>/<name>.json. device: "cpu", "h200", ...; about: how it was measured."""
     path = RESULTS / device / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = asdict(host()) if device == "cpu" else [asdict(gpu) for gpu in gpus()]
+    # The kernel's release says nothing about speed.
+    machine = asdict(host()) | {"system": platform.system()} if device == "cpu" else [asdict(gpu) for gpu in gpus()]
     record = {
         "benchmark": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
