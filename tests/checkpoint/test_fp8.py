@@ -261,6 +261,20 @@ def test_damaged_modules(tmp_path, name):
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "code"), [("float8_e4m3fn", 0x7F), ("float8_e4m3fn", 0xFF), ("float8_e5m2", 0x7C), ("float8_e5m2", 0xFE)]
+)
+def test_weights_that_are_not_finite(tmp_path, dtype, code):
+    codes = torch.full((64, 32), 0x7B, dtype=torch.uint8)  # the largest number of e5m2
+    weight = codes.view(getattr(torch, dtype))
+    parts = {"weight": weight, "weight_scale": torch.ones(1)}
+    assert torch.equal(open_checkpoint(save(tmp_path / "good", parts, FP8))[NAME].dequantize(), weight.float())
+    codes[3, 5] = code
+    checkpoint = open_checkpoint(save(tmp_path / "bad", parts, FP8))
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight' holds codes of NaN or infinity: weights must be finite"):
+        checkpoint[NAME]
+
+
 @pytest.mark.parametrize("scale", [torch.tensor(float("nan")), torch.tensor(float("inf")), torch.tensor([255]).byte()])
 def test_scales_that_are_not_finite(tmp_path, scale):
     checkpoint = open_checkpoint(save(tmp_path, {"weight": fp8(4, 32), "weight_scale_inv": scale}, FP8))

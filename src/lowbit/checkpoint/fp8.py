@@ -22,7 +22,7 @@ from lowbit.checkpoint.huggingface.parts import (
     SCALE_NAMES,
     SINGLE,
     cache_entries,
-    read_bytes,
+    read_floats,
     read_scales,
     scale_shapes,
     take_input_scale,
@@ -86,7 +86,7 @@ def fold_fp8(module: Module, blocks: tuple[int, int] | None) -> Entry:
 
     def load() -> QuantizedTensor:
         scales = read_scales(module, local, grouping.scale_shape(n, k))
-        return QuantizedTensor(read_bytes(stored), scales, None, form, input_scale=read_input())
+        return QuantizedTensor(read_floats(module, "weight"), scales, None, form, input_scale=read_input())
 
     return Entry((n, k), form, load)
 

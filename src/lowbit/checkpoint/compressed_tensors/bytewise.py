@@ -17,7 +17,7 @@ from torch import Tensor
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.compressed_tensors.parts import take_activations, take_order
 from lowbit.checkpoint.compressed_tensors.settings import Group
-from lowbit.checkpoint.huggingface.parts import FLOATS, POWERS, SCALE_NAMES, read_bytes, read_scales, scale_shapes
+from lowbit.checkpoint.huggingface.parts import FLOATS, POWERS, SCALE_NAMES, read_floats, read_scales, scale_shapes
 from lowbit.checkpoint.huggingface.scheme import Module
 from lowbit.formats import QuantizedTensor, Zero
 
@@ -31,7 +31,7 @@ def fold_bytes(module: Module, group: Group, packing: str) -> Entry:
         raise module.wrong("weight", f"has shape {list(shape)}: a quantized weight is a matrix")
     n, k = shape
     elements = [torch.int8] if weights.kind == "int" else [d for d, name in FLOATS.items() if name == "fp8_e4m3"]
-    stored = module.take("weight", [shape], elements)
+    module.take("weight", [shape], elements)
     grouping = weights.grouping
     powers = POWERS if group.layout == "mxfp8-quantized" else {}
     scale = module.take("weight_scale", scale_shapes(grouping, n, k), list(powers or SCALE_NAMES))
@@ -42,7 +42,7 @@ def fold_bytes(module: Module, group: Group, packing: str) -> Entry:
     module.finish()
 
     def load() -> QuantizedTensor:
-        codes = read_bytes(stored) if weights.kind == "float" else _codes(module, "weight", weights.bits)
+        codes = read_floats(module, "weight") if weights.kind == "float" else _codes(module, "weight", weights.bits)
         zeros = None
         if form.zero is Zero.INT:
             zeros = read_zeros(module, weights.bits, weights.symmetric, grouping.scale_shape(n, k))

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from lowbit.checkpoint.base import CACHE_PARTS, Entry
 from lowbit.checkpoint.huggingface.scheme import Module
-from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
+from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.errors import CheckpointError
 from lowbit.formats import Channel, Grouping, WholeTensor
 
 SCALE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 POWERS = {torch.float8_e8m0fnu: "e8m0", torch.uint8: "e8m0"}  # one byte, a power of two
 FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+NOT_FINITE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}  # from this code on, without the sign
 ONE_BYTE = dict.fromkeys(POWERS, 0) | {torch.float8_e4m3fn: 128}  # scales whose NaN is a byte of ones below this bit
 SINGLE: list[tuple[int, ...]] = [(1,), (), (1, 1)]  # shapes of one number
 
@@ -49,9 +50,14 @@ def take_input_scale(module: Module, *names: str) -> Callable[[], Tensor | None]
     return lambda: None
 
 
-def read_bytes(stored: StoredTensor) -> Tensor:
-    """One-byte numbers as their codes, uint8: floats keep their bits."""
-    return stored.read().view(torch.uint8)
+def read_floats(module: Module, local: str) -> Tensor:
+    """A module's fp8 weight as its codes, uint8. Raises CheckpointError for codes of NaN and infinity."""
+    values = module.tensors[local].read()
+    codes = values.view(torch.uint8)
+    parts = codes.reshape(-1).split(1 << 20)  # few at a time, which stay in the processor's cache
+    if any(int(part.bitwise_and(127).max()) >= NOT_FINITE[values.dtype] for part in parts):
+        raise module.wrong(local, "holds codes of NaN or infinity: weights must be finite")
+    return codes
 
 
 def cache_scales(store: TensorStore) -> dict[str, str]:
