@@ -271,7 +271,7 @@ def test_weights_that_are_not_finite(tmp_path, dtype, code):
     assert torch.equal(open_checkpoint(save(tmp_path / "good", parts, FP8))[NAME].dequantize(), weight.float())
     codes[3, 5] = code
     checkpoint = open_checkpoint(save(tmp_path / "bad", parts, FP8))
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight' holds codes of NaN or infinity: weights must be finite"):
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight' holds codes of NaN or infinity: weights must"):
         checkpoint[NAME]
 
 
