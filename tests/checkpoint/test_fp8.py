@@ -12,6 +12,8 @@ from torch import Tensor
 
 import lowbit
 from lowbit.checkpoint import open_checkpoint
+from lowbit.checkpoint.huggingface.scheme import exceptions
+from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.errors import CheckpointError
 from lowbit.formats import parse_format
 from lowbit.models import load_model
@@ -357,3 +359,19 @@ def test_modelopt_mixed(tmp_path):
 def test_modelopt_damage(tmp_path, change, more, message):
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(save(tmp_path, modelopt_parts() | change, MODELOPT | more))
+
+
+def test_exceptions_are_the_start_or_the_end_of_a_path():
+    names = ["mlp.gate", "model.layers.0", "proj", "a."]
+    skips = exceptions(TensorStore({}, Path("model")), {"key": names}, "key")
+    modules = [
+        "model.layers.0.mlp",
+        "model.layers.0",
+        "model.layers.01",
+        "x.mlp.gate",
+        "x.mlp.gate.w",
+        "up_proj",
+        "a.",
+        "a.b",
+    ]
+    assert [m for m in modules if skips(m)] == ["model.layers.0.mlp", "model.layers.0", "x.mlp.gate", "up_proj", "a."]

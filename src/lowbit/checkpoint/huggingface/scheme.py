@@ -151,10 +151,16 @@ def exceptions(
     entries = quantization.get(key)
     if entries is not None and not (isinstance(entries, list) and all(isinstance(e, str) for e in entries)):
         raise CheckpointError(f"{store.path}: {key} is {entries!r}: it must be a list of names; copy the config again")
-    names = tuple((default or []) if entries is None else entries)
+    names = frozenset((default or []) if entries is None else entries)
+    lengths = sorted({len(name) for name in names})  # names are looked up, not tried: there may be one a module
 
     def names_module(module: str) -> bool:
-        return module.endswith(names) or any(f"{module}.".startswith(f"{name}.") for name in names)
+        path = f"{module}."
+        return any(
+            module[len(module) - n :] in names or (path[n] == "." and module[:n] in names)
+            for n in lengths
+            if n <= len(module)
+        )
 
     return names_module
 
