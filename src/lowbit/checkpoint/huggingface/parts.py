@@ -54,7 +54,7 @@ def read_floats(module: Module, local: str) -> Tensor:
     """A module's fp8 weight as its codes, uint8. Raises CheckpointError for codes of NaN and infinity."""
     values = module.tensors[local].read()
     codes = values.view(torch.uint8)
-    parts = codes.reshape(-1).split(1 << 20)  # few at a time, which stay in the processor's cache
+    parts = torch.split(codes.reshape(-1), 1 << 20)  # few at a time, which stay in the processor's cache
     if any(int(part.bitwise_and(127).max()) >= NOT_FINITE[values.dtype] for part in parts):
         raise module.wrong(local, "holds codes of NaN or infinity: weights must be finite")
     return codes
