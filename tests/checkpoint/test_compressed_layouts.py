@@ -224,6 +224,11 @@ def with_(name, change):
 DAMAGE = {
     "int: no scale": (INTS[0], without("weight_scale"), "weight_scale' is missing"),
     "int: no zeros": (INTS[6], without("weight_zero_point"), "weight_zero_point' is missing"),
+    "int: dtype of zeros": (
+        INTS[6],
+        with_("weight_zero_point", lambda t: t.view(torch.float8_e4m3fn)),
+        "weight_zero_point' has dtype float8_e4m3fn: int8 was",
+    ),
     "int: shape of scale": (INTS[1], with_("weight_scale", lambda t: t[:5]), r"weight_scale' has shape \[5, 1\]: \[37"),
     "int: 1-d": (INTS[0], with_("weight", lambda t: t[0]), r"weight' has shape \[96\]: a quantized weight is a matrix"),
     "float: dtype": (FLOATS[0], with_("weight", lambda t: t.view(torch.int8)), "weight' has dtype int8: float8_e4m3fn"),

@@ -37,7 +37,8 @@ def fold_bytes(module: Module, group: Group, packing: str) -> Entry:
     scale = module.take("weight_scale", scale_shapes(grouping, n, k), list(powers or SCALE_NAMES))
     form = weights.format((SCALE_NAMES | powers)[scale.dtype])
     if module.has("weight_zero_point") or not weights.symmetric:
-        module.take("weight_zero_point", scale_shapes(grouping, n, k), [torch.int8, torch.float8_e4m3fn])
+        zero_types = [torch.int8] if weights.kind == "int" else [torch.int8, torch.float8_e4m3fn]
+        module.take("weight_zero_point", scale_shapes(grouping, n, k), zero_types)
     read_order, read_input = take_order(module, grouping, k), take_activations(module, group)
     module.finish()
 
