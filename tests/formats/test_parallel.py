@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +63,35 @@ def test_the_first_error_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         each(work, [1, 0, 2], CPU)
     assert torch.get_num_threads() == 2
+
+
+def test_an_error_before_every_thread_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread fails and the barrier is given up while another is on its way out of it: all must end."""
+
+    class Slow(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            if threading.current_thread().name.endswith("_0"):
+                super().wait(timeout)
+                time.sleep(0.05)
+                raise threading.BrokenBarrierError
+            return super().wait(timeout)
+
+    def work(item: int) -> int:
+        time.sleep(0.02 if item == 0 else 0.2)  # one thread works on when the first has failed
+        return 6 // item
+
+    monkeypatch.setattr(parallel, "Barrier", Slow)
+    monkeypatch.setattr(parallel, "usable_cores", lambda: 3)
+    done = threading.Event()
+
+    def run() -> None:
+        torch.set_num_threads(3)
+        with pytest.raises(ZeroDivisionError):
+            each(work, [0, 1, 2], CPU)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert done.wait(20), "a thread waits for ever"
 
 
 def test_an_interruption_while_threads_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
 import torch
@@ -36,7 +37,8 @@ def each(work: Callable[[T], R], items: Sequence[T], device: torch.device) -> li
     def start() -> None:
         torch.get_num_threads()  # a thread that torch sees for the first time takes the number that was set last
         torch.set_num_threads(1)  # of this thread; the caller sets that number right again
-        ready.wait()
+        with suppress(BrokenBarrierError):  # a thread that fails to start would take the pool's sign to stop with it
+            ready.wait()
 
     def one(item: T) -> R:
         with torch.inference_mode(inference), torch.no_grad():
