@@ -26,10 +26,23 @@ WIDE = [
 ]  # fmt: skip
 
 
+# fewer than four bits: longer units, because each costs the same beside its weights; more rows for each fetch of x
+FEW_BITS = [
+    (4, 1, 1, 1024, (1, 2, 3, 4)), (4, 1, 1, 2048, (1, 2)), (4, 1, 2, 2048, (1, 2)), (4, 1, 4, 2048, (1,)),
+    (4, 2, 1, 512, (1, 2, 3)), (4, 2, 1, 1024, (1, 2, 3)), (4, 2, 2, 1024, (1, 2)), (4, 2, 4, 1024, (1,)),
+    (4, 2, 4, 2048, (1,)), (8, 2, 1, 1024, (1, 2)), (8, 2, 2, 1024, (1, 2)), (8, 4, 1, 512, (1, 2)),
+    (8, 4, 1, 1024, (1,)), (8, 4, 2, 512, (1,)), (8, 4, 2, 1024, (1,)),
+]  # fmt: skip
+
+
 def configurations(n: int, k: int, block_m: int, name: str, multiprocessors: int = 132) -> list[HopperConfig]:
     """Every arrangement, with as many stages as fit beside one more CTA of the next kernel or without room for it."""
     weight_format = parse_format(name)
     arrangements = [(False, a) for a in NARROW if block_m < 64] + [(True, a) for a in WIDE if block_m > 8]
+    if weight_format.bits < 4:
+        arrangements += [
+            (wide, a) for a in FEW_BITS for wide in (False, True) if block_m < 64 and (block_m > 8 or not wide)
+        ]
     found = []
     for wide, (warps, row_blocks, splits, block_k, most) in arrangements:
         for ctas in most:

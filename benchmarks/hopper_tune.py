@@ -71,8 +71,8 @@ def ranking(case: Case, name: str) -> list[tuple[float, HopperConfig]]:
     return [*final, (measure(configs[0], 16), configs[0])]
 
 
-def make_table(name: str, shapes: list[tuple[int, int]]) -> None:
-    cases = [(n, k, m) for n, k in shapes for m in (8, 16, 32, 64)]
+def make_table(name: str, shapes: list[tuple[int, int]], tokens: list[int]) -> None:
+    cases = [(n, k, m) for n, k in shapes for m in tokens]
     compile_all((config, name, "fp16") for case in cases for config in candidates(case, name))
     for n, k, m in cases:
         us, config = ranking((n, k, m), name)[0]
@@ -103,16 +103,18 @@ def judge_heuristic(name: str, count: int, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["table", "unseen"])
-    parser.add_argument("--format", default="int4_g128")
+    parser.add_argument("--format", default="int4_g128", help="one, or several with commas")
+    parser.add_argument("--m", default="8,16,32,64", help="tokens of the table")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.what == "unseen":
-        judge_heuristic(options.format, options.count, options.seed)
-        return
     shapes = [(int(n), int(k)) for n, k in (shape.split("x") for shape in options.shapes.split(","))]
-    make_table(options.format, shapes)
+    for name in options.format.split(","):
+        if options.what == "unseen":
+            judge_heuristic(name, options.count, options.seed)
+        else:
+            make_table(name, shapes, [int(m) for m in options.m.split(",")])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lowbit.dispatch.tuned import file_name, table
 from lowbit.formats import Section, parse_format, quantize
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
-from lowbit.kernels.gpu.hopper import illegal_config, illegal_format, untested_format
+from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
 
 GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
@@ -76,26 +76,6 @@ def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:
     assert illegal_format(parse_format(name)) == sentence
     assert get_family(NAME).layout(parse_format(name), "cuda") is None
     assert get_family(NAME).legal(None, _problem(name)) == sentence
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_int4_and_int8_are_served_unasked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOWBIT_GPU_FORMATS", raising=False)
-    assert untested_format(parse_format(name)) is None
-    assert get_family(NAME).layout(parse_format(name), "cuda") == "fragment"
-
-
-@pytest.mark.parametrize("name", sorted({*SERVED, "int4_g256", "int8_g32_se8m0"} - {*INTEGERS}))
-def test_what_no_card_has_run_is_served_on_request(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOWBIT_GPU_FORMATS", raising=False)
-    assert illegal_format(parse_format(name)) is None
-    assert get_family(NAME).layout(parse_format(name), "cuda") is None
-    assert get_family(NAME).legal(None, _problem(name)) == (
-        f"{parse_format(name)}: no card has run its kernel, only that of int4 and int8 with scales in fp16, bf16 or "
-        "fp32 of up to 128 columns or a row; LOWBIT_GPU_FORMATS=untested takes it"
-    )
-    monkeypatch.setenv("LOWBIT_GPU_FORMATS", "untested")
-    assert get_family(NAME).layout(parse_format(name), "cuda") == "fragment"
 
 
 @pytest.mark.parametrize(

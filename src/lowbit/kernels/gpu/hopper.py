@@ -2,7 +2,6 @@
 
     y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = number(code, zero) * scale, packed as fragments
 
-Cards have run int4 and int8; the rest is served on request (untested_format).
 Made for the few tokens of decoding, where the weights' bytes are the limit; right for any number of them. Codes become
 16-bit numbers exactly; scales multiply the fp32 sums of their group, so the only roundings are those of the tensor
 cores' fp32 sums and of y. The kernel is hopper_body.py.
@@ -10,7 +9,6 @@ cores' fp32 sums and of y. The kernel is hopper_body.py.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.formats import Int, WeightFormat, parse_format
+from lowbit.formats import WeightFormat, parse_format
 from lowbit.formats.grouping import Along, Channel
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.family import KernelFamily
@@ -58,19 +56,6 @@ def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     if format.zero not in {Zero.NONE, Zero.INT}:
         return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
     return None
-
-
-def untested_format(format: WeightFormat) -> str | None:  # noqa: A002
-    """Why a format is served on request only: tests compile and emulate its kernels, but no card has run them."""
-    ran = isinstance(format.element, Int) and format.bits in (4, 8) and format.scale.dtype in ("fp16", "bf16", "fp32")
-    if ran and not (isinstance(format.grouping, Along) and format.grouping.size > 128):
-        return None
-    if os.environ.get("LOWBIT_GPU_FORMATS") == "untested":
-        return None
-    return (
-        f"{format}: no card has run its kernel, only that of int4 and int8 with scales in fp16, bf16 or fp32 of up to "
-        "128 columns or a row; LOWBIT_GPU_FORMATS=untested takes it"
-    )
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
@@ -214,16 +199,15 @@ class Prepared:
 class Hopper(KernelFamily):
     name = NAME
     config_type = HopperConfig
-    summary = "tensor cores fed from registers, weights streamed by TMA; int4 and int8 on H100 and H200"
+    summary = "tensor cores fed from registers, weights of 1 to 8 bits streamed by TMA, on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        served = device == "cuda" and illegal_format(format) is None and untested_format(format) is None
-        return "fragment" if served else None
+        return "fragment" if device == "cuda" and illegal_format(format) is None else None
 
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format) or untested_format(problem.format):
+        if reason := illegal_format(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
