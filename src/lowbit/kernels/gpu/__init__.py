@@ -4,8 +4,8 @@ decode/            inline PTX: how codes become numbers, for each kind of number
 ptx.py             inline PTX: how partial sums are awaited
 compat.py          everything that differs between Triton versions
 hopper_body.py     the kernel for sm_90a; imports Triton, so it loads only when something is compiled
-hopper_multiply.py its products, by `mma` or `wgmma`; hopper_weights.py their weights, from words to numbers
-hopper_sums.py     the end of a tile: partial sums of several CTAs, and y
+hopper_multiply.py its products by `wgmma`; mma.py those by `mma`; weights.py their weights, from words to numbers
+sums.py            the end of a tile: partial sums of several CTAs, and y
 plan.py            what the kernel is compiled for: tile, pipeline, format
 build.py           a plan -> machine code, with or without a GPU
 driver.py          libcuda through ctypes: modules, tensor maps, launches

@@ -11,14 +11,14 @@
 It computes y^T = W x^T: W is `wgmma`'s A operand and comes from registers, where it is decoded; tokens are its N. One
 producer warp keeps STAGES tiles in flight with TMA; SPLITS consumer partitions of WARPS warps share the columns of each
 tile and meet in shared memory at the end of a tile of y. Weights do not depend on the kernel before this one, so they
-are fetched before `gdc_wait`. For few tokens `mma` does the same: see hopper_multiply.py.
+are fetched before `gdc_wait`. For few tokens `mma` does the same: see mma.py.
 
 Work. A tile of y is 64 BLOCKS rows of W by BM tokens; a unit is BK columns of it. The CTAs take equal runs of units, so
 a run may start and end inside tiles. A CTA works through its tiles from the last to the first: a tile whose end belongs
 to the CTA after it comes first, and its partial sums are published early; the CTA that has a tile's end owns it, comes
 to it last, and adds what the CTAs before it published, in their order: same input, same bits. A published value is its
 own flag: an empty slot holds a NaN that arithmetic never makes, and the owner puts it back
-(hopper_sums.py). CTAs wait only for lower numbers, which the hardware starts first.
+(sums.py). CTAs wait only for lower numbers, which the hardware starts first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from lowbit.kernels.gpu.compat import (
     gluon,
     mbarrier,
 )
-from lowbit.kernels.gpu.hopper_multiply import multiply_narrow, multiply_wide
-from lowbit.kernels.gpu.hopper_sums import finish
-from lowbit.kernels.gpu.hopper_weights import acc_layout
+from lowbit.kernels.gpu.hopper_multiply import multiply_wide
+from lowbit.kernels.gpu.mma import multiply_narrow
+from lowbit.kernels.gpu.sums import finish
+from lowbit.kernels.gpu.weights import acc_layout
 
 
 @gluon.jit

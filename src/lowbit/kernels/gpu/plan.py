@@ -20,12 +20,10 @@ SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 
 
 @dataclass(frozen=True, eq=True)
-class HopperConfig(KernelConfig):
-    """The tile and pipeline of one launch.
+class TileConfig(KernelConfig):
+    """One launch: tiles of 64 * row_blocks rows of W by block_m tokens by block_k columns, `stages` of them in flight.
 
-    A CTA has `splits` consumer partitions of `warps` warps and a producer warp. Its tile is 64 * row_blocks rows of W
-    by block_m tokens by block_k columns. maxnreg: registers a thread at
-    launch; what the producer does not need goes to the consumers.
+    maxnreg: registers a thread at launch.
     """
 
     block_m: int
@@ -33,7 +31,7 @@ class HopperConfig(KernelConfig):
     stages: int
     warps: int = 4
     row_blocks: int = 1
-    splits: int = 1
+    splits: int = 1  # parts that share the columns of a tile
     ctas_per_sm: int = 1
     maxnreg: int = 128
     chunk: int = 128  # columns decoded at a time, at most: fewer need fewer registers
@@ -47,6 +45,22 @@ class HopperConfig(KernelConfig):
     @cached_property
     def _hash(self) -> int:  # asked for at every call of a kernel
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        return self.maxnreg
+
+
+@dataclass(frozen=True, eq=True)
+class HopperConfig(TileConfig):
+    """A CTA has `splits` consumer partitions of `warps` warps and a producer warp.
+
+    What the producer does not need of the registers at launch goes to the consumers.
+    """
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def threads(self) -> int:
@@ -98,7 +112,7 @@ class Plan:
     EMPTY: int = ptx.EMPTY
 
 
-def plan_for(config: HopperConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
+def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
     """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
     by_group = isinstance(format.grouping, Along)
@@ -145,13 +159,13 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def fetched_groups(config: HopperConfig, format: WeightFormat, value_bytes: int) -> int:  # noqa: A002
+def fetched_groups(config: TileConfig, format: WeightFormat, value_bytes: int) -> int:  # noqa: A002
     """Rows of scales or zero points fetched with a unit, of 64 values each: a box has at least 128 bytes."""
     groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
     return max(groups, 2 // (config.row_blocks * value_bytes))
 
 
-def stage_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
+def stage_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory one stage of the pipeline takes."""
     rows = 64 * config.row_blocks
     scale_bytes = SCALE_BYTES[format.scale.dtype]
@@ -160,7 +174,7 @@ def stage_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A00
     return rows * config.block_k * format.bits // 8 + scales + zeros + config.block_m * config.block_k * 2
 
 
-def smem_bytes(config: HopperConfig, format: WeightFormat) -> int:  # noqa: A002
+def smem_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory a CTA takes, at most: buffers start at multiples of 1024."""
     meet = (config.splits - 1) * 64 * config.row_blocks * config.block_m * 4
     return (

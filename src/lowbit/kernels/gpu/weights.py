@@ -1,4 +1,4 @@
-"""Weights of the Hopper kernel: register layouts, and words in shared memory to numbers in registers.
+"""Weights of the matmul kernels: register layouts, and words in shared memory to numbers in registers.
 
 The layouts say which thread holds what, as powers of two: `regs` inside a thread, then the 32 lanes, then the warps.
 They are built so that words, zeros, scales and sums of a row are in the same lanes, and every conversion between them

@@ -1,4 +1,4 @@
-"""The end of a tile of y in the Hopper kernel: partial sums published for the CTA that owns it, or added and stored.
+"""The end of a tile of y in a matmul: partial sums published for the CTA that owns it, or added and stored.
 
 A slot is what one CTA publishes: int32 [BLOCKS * 64 * BM] of `partial`, every word EMPTY before and after.
 """
@@ -6,7 +6,7 @@ A slot is what one CTA publishes: int32 [BLOCKS * 64 * BM] of `partial`, every w
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import gl, gluon
-from lowbit.kernels.gpu.hopper_weights import acc_layout
+from lowbit.kernels.gpu.weights import acc_layout
 
 
 @gluon.jit
