@@ -17,6 +17,8 @@ RANK = {
     "_version": 0,
     "errors": -1,  # everything may raise them
     "hardware": 0,
+    "places": 0,
+    "store": 0,
     "timing": 0,
     "formats": 1,
     "packing": 2,
@@ -26,6 +28,7 @@ RANK = {
     "checkpoint": 6,
     "models": 7,
     "quantizers": 8,
+    "tuner": 8,
     "evaluate": 8,
     "runtime": 9,
     "report": 9,

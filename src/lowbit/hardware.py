@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _CPU_NODE = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -61,6 +62,40 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = processor_quota()
     return cores if quota is None else max(1, min(cores, round(quota)))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU reaches where nothing but memory or tensor cores is the limit."""
+
+    read_tb_s: float  # reading memory, 1e12 bytes a second
+    nominal_tb_s: float  # what its maker states
+    tflops: float  # 16-bit products, dense
+
+
+# By name; measured by reading and multiplying large tensors on the card.
+RATES = {"NVIDIA H200": Rates(4.45, 4.8, 790.0)}
+_assumed: Gpu | None = None  # see dispatch.assumed_gpu
+
+
+def assume(gpu: Gpu | None) -> Gpu | None:
+    """Let every GPU be taken for this one, or for itself again (None). Returns what was assumed before."""
+    global _assumed
+    before, _assumed = _assumed, gpu
+    return before
+
+
+def gpu(index: int = 0) -> Gpu | None:
+    """The CUDA device of a number, or None where torch sees none. Imports torch."""
+    if _assumed is not None:
+        return _assumed
+    found = _gpus()
+    return found[index] if index < len(found) else None
+
+
+@cache
+def _gpus() -> tuple[Gpu, ...]:
+    return tuple(gpus())
 
 
 def gpus() -> list[Gpu]:

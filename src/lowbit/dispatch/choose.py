@@ -8,23 +8,32 @@ from typing import NamedTuple
 
 import torch
 
-from lowbit.dispatch.tuned import tuned_config
+from lowbit.dispatch.tuned import tuned_choice
 from lowbit.errors import LayoutError, UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
 from lowbit.packing import PackedWeight, pack_as
 
+HEURISTIC = "by the family's own rule"
+
 
 class Choice(NamedTuple):
-    """A family, its config, and the families passed over with their reasons."""
+    """A family, its config, the families passed over with their reasons, and where the config is from."""
 
     family: KernelFamily
     config: KernelConfig
     passed: tuple[tuple[str, str], ...]
+    origin: str = HEURISTIC
 
 
 class SlowPathWarning(UserWarning):
     """Nobody asked for the reference, but no faster kernel serves the problem. Given once for each set of reasons."""
+
+
+def comparable(first: str, backend: str = "auto") -> list[str]:
+    """Families of which the faster one may run where `first` is the first that serves: all before the reference."""
+    names = list(FAMILIES)
+    return names[names.index(first) : names.index("reference")] if backend == "auto" else [backend]
 
 
 @lru_cache(maxsize=8192)
@@ -38,8 +47,9 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
         family = get_family(name)
         reason = family.legal(None, problem)
         if reason is None:
-            config = tuned_config(family, problem) or family.default(problem)
-            return Choice(family, config, tuple(passed))
+            if name != "reference" and (tuned := tuned_choice(problem, comparable(name, backend))):
+                return Choice(tuned.family, tuned.config, tuple(passed), tuned.origin)
+            return Choice(family, family.default(problem), tuple(passed))
         passed.append((name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
     raise UnsupportedConfig(f"no kernel for {problem}: {reasons}")
@@ -69,7 +79,11 @@ def explain(problem: Problem, backend: str = "auto") -> str:
     Raises UnsupportedConfig where none would.
     """
     choice = choose(problem, backend)
-    lines = [f"{problem}", f"runs on {choice.family.name}: {choice.family.summary}", f"  set up as {choice.config}"]
+    lines = [
+        f"{problem}",
+        f"runs on {choice.family.name}: {choice.family.summary}",
+        f"  set up as {choice.config}, {choice.origin}",
+    ]
     if backend != "auto":
         lines.append(f"  because backend={backend!r} asks for it")
     lines += [f"  not {name}: {reason}" for name, reason in choice.passed]

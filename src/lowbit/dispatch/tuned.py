@@ -1,48 +1,201 @@
-"""Configurations that were measured to be the fastest: one file a device in tuned/.
+"""Configurations that were measured to be the fastest: by this user on this device, else those shipped with lowbit.
 
-A row names a family, a weight's format and shape and the configuration; it serves every m that needs the same tile of
-tokens. benchmarks/hopper_tune.py prints rows for them.
+user    <cache>/tuned/<device>.json, written by `lowbit tune` (store.py); a row serves the m it was measured with
+        and smaller ones down to half of it, as long as kernels' source and compiler are the same
+shipped dispatch/tuned/<device>.json, made by benchmarks/hopper_tune.py; a row serves every m that needs the same
+        tile of tokens
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
+from importlib import metadata
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
+from lowbit.errors import UsageError
+from lowbit.hardware import Gpu, assume, gpu, host
+from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
+from lowbit.places import cache_root
+from lowbit.store import Row, Store, file_name
 
-from lowbit.kernels import KernelConfig, KernelFamily, Problem
+HERE, SHIPPED = "measured on this machine", "from the table shipped for this device"
+_BAD_CONFIG = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 
 
-def file_name(device_name: str) -> str:
-    """The table's file for a device, such as "nvidia_h200.json" for "NVIDIA H200"."""
-    return "_".join(device_name.lower().split()) + ".json"
+class Tuned(NamedTuple):
+    """A measured configuration and where it is from."""
+
+    family: KernelFamily
+    config: KernelConfig
+    origin: str
+
+
+def tuned_choice(problem: Problem, names: list[str]) -> Tuned | None:
+    """The measured configuration for a problem among the families `names`, or None where nothing legal is known."""
+    for row in _rows_here(problem):
+        if row["family"] in names and (config := config_of(row, problem)) is not None:
+            return Tuned(get_family(row["family"]), config, HERE)
+    for name in names:
+        config = shipped_config(get_family(name), problem)
+        if config is not None:
+            return Tuned(get_family(name), config, SHIPPED)
+    return None
+
+
+def config_of(row: Row, problem: Problem) -> KernelConfig | None:
+    """The configuration of a row, or None where its values are none or not legal for a problem."""
+    try:
+        family = get_family(row["family"])
+        kinds = {field.name: type(getattr(family.default(problem), field.name)) for field in fields(family.config_type)}
+        if any(type(value) is not kinds[name] for name, value in row["config"].items()):
+            return None
+        config = family.config_type(family=family.name, **row["config"])
+        return config if family.legal(config, problem) is None else None
+    except _BAD_CONFIG:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- what users measure
+def device_name(device: str, index: int = 0) -> str:
+    """What the device of a problem is called: the GPU's or the processor's name."""
+    if device == "cuda":
+        found = gpu(index)
+        return found.name if found else "no GPU"
+    return _host_name()
 
 
 @cache
+def _host_name() -> str:
+    return host().name
+
+
+def user_store(name: str) -> Store:
+    """This user's measurements of a device; where there is no place for them, one that keeps nothing."""
+    try:
+        return Store(cache_root("measured configurations") / "tuned" / file_name(name), name)
+    except UsageError:
+        return Store(None, name)
+
+
+@cache
+def source_digest(family: str) -> str:
+    """A digest of the source of a family's folder: with other kernels, measurements are made again."""
+    module = FAMILIES[family].rpartition(".")[0].removeprefix("lowbit.").split(".")
+    folder = Path(str(files("lowbit"))).joinpath(*module)
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def compiler(device: str) -> str:
+    """The compiler of a device type's kernels, with its version."""
+    name = "triton" if device == "cuda" else "llvmlite"
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return f"{name} missing"
+
+
+def problem_key(problem: Problem) -> dict[str, Any]:
+    """A problem as JSON, without its device."""
+    key: dict[str, Any] = {
+        "op": "matmul",
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "format": str(problem.format),
+        "layout": problem.layout,
+        "x": str(problem.x_dtype).removeprefix("torch."),
+        "batch_invariant": problem.batch_invariant,
+    }
+    if problem.sections:
+        key["sections"] = [[s.start, s.stop, str(s.format)] for s in problem.sections]
+    return key
+
+
+@cache
+def _index(device: str, index: int) -> dict[str, list[tuple[int, Row]]]:
+    """Rows that are valid now by problem without m, each with its m, the smallest first."""
+    found: dict[str, list[tuple[int, Row]]] = {}
+    for row in user_store(device_name(device, index)).rows():
+        problem = dict(row["problem"])
+        m = problem.pop("m", None)
+        fresh = row["family"] in FAMILIES and row.get("source") == source_digest(row["family"])
+        if type(m) is int and fresh and row.get("compiler") == compiler(device):
+            found.setdefault(json.dumps(problem, sort_keys=True), []).append((m, row))
+    for rows in found.values():
+        rows.sort(key=lambda pair: pair[0])
+    return found
+
+
+def _rows_here(problem: Problem) -> list[Row]:
+    """What this user measured with this m, or else with the next larger one below twice as many."""
+    known = _index(problem.device, problem.index)
+    if not known:
+        return []
+    key = problem_key(problem)
+    del key["m"]
+    rows = known.get(json.dumps(key, sort_keys=True), [])
+    return [row for m, row in rows if problem.m <= m < 2 * problem.m][:1]
+
+
+def forget() -> None:
+    """Read files of measurements anew when they are needed next: something was measured, or the device changed."""
+    from lowbit.dispatch.choose import choose
+
+    _index.cache_clear()
+    choose.cache_clear()
+
+
+@contextmanager
+def assumed_gpu(found: Gpu | None) -> Iterator[None]:
+    """Choose kernels as for a GPU that need not be here: to look at choices, or to compile for it."""
+    before = assume(found)
+    forget()
+    try:
+        yield
+    finally:
+        assume(before)
+        forget()
+
+
+# ------------------------------------------------------------------------------------------------------ what we ship
+@cache
 def table(name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a file in tuned/ by (family, format, n, k, tokens of a tile); empty where there is no file."""
+    """The rows of a shipped file by (family, format, n, k, x, batch invariant, tokens of a tile); empty without a file.
+
+    "x" and "batch_invariant" stand in a row or, for all rows, beside them.
+    """
     path = files("lowbit.dispatch") / "tuned" / name
     if not path.is_file():
         return {}
-    rows = json.loads(path.read_text())["rows"]
-    return {(r["family"], r["format"], r["n"], r["k"], r["config"]["block_m"]): r["config"] for r in rows}
+    data = json.loads(path.read_text())
+    found = {}
+    for row in data["rows"]:
+        r = {"x": data["x"], "batch_invariant": data["batch_invariant"]} | row
+        for x in r["x"]:
+            key = (r["family"], r["format"], r["n"], r["k"], x, r["batch_invariant"], r["config"]["block_m"])
+            found[key] = r["config"]
+    return found
 
 
-@cache
-def _device_name() -> str:
-    return torch.cuda.get_device_name()
-
-
-def tuned_config(family: KernelFamily, problem: Problem) -> KernelConfig | None:
-    """The measured configuration for a legal problem, or None where there is none or it does not apply."""
+def shipped_config(family: KernelFamily, problem: Problem) -> KernelConfig | None:
+    """The shipped configuration for a legal problem, or None where there is none or it does not apply."""
     if problem.device != "cuda" or family.config_type is KernelConfig:
         return None
-    default = family.default(problem)
-    key = (family.name, str(problem.format), problem.n, problem.k, getattr(default, "block_m", 0))
-    values = table(file_name(_device_name())).get(key)
+    x = str(problem.x_dtype).removeprefix("torch.")
+    tile = getattr(family.default(problem), "block_m", 0)
+    key = (family.name, str(problem.format), problem.n, problem.k, x, problem.batch_invariant, tile)
+    values = table(file_name(device_name("cuda", problem.index))).get(key)
     if values is None:
         return None
     config = family.config_type(family=family.name, **values)

@@ -27,6 +27,7 @@ class Problem:
     perm: bool = False
     sections: tuple[Section, ...] = ()  # of k, each with a format of its own
     batch_invariant: bool = False  # a row's bits must not depend on m or on the other rows
+    index: int = 0  # of the device, where there are several of its kind
 
     @classmethod
     def of(
@@ -52,6 +53,7 @@ class Problem:
             weight.perm is not None,
             weight.sections,
             batch_invariant,
+            (weight.device.index or 0) if device is None else 0,
         )
 
     def __str__(self) -> str:

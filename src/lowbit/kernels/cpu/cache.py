@@ -16,34 +16,15 @@ import warnings
 from pathlib import Path
 
 from lowbit.errors import UsageError
+from lowbit.places import cache_root
 
 _MAGIC = b"lowbit kernel 2\n"
 _SUFFIX = ".kernel"
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept. It need not exist yet.
-
-    Raises UsageError where LOWBIT_CACHE_DIR begins with ~ and a user who has no home here, and where nothing says which
-    directory it is.
-    """
-    if chosen := os.environ.get("LOWBIT_CACHE_DIR"):
-        try:
-            return Path(chosen).expanduser() / "kernels"
-        except RuntimeError:
-            raise UsageError(
-                f"LOWBIT_CACHE_DIR={chosen}: ~ stands for the home of a user whom this system knows; write the "
-                "directory in full"
-            ) from None
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "lowbit" / "kernels"
-    try:
-        return Path.home() / ".cache" / "lowbit" / "kernels"
-    except RuntimeError:
-        raise UsageError(
-            "kernel cache: HOME is not set and this system knows no home of this user; set LOWBIT_CACHE_DIR to a "
-            "directory that belongs to this user"
-        ) from None
+    """Where compiled kernels are kept. It need not exist yet. Raises UsageError as cache_root does."""
+    return cache_root("kernel cache") / "kernels"
 
 
 def open_cache() -> ObjectCache:

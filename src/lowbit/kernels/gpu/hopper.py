@@ -21,6 +21,7 @@ from torch import Tensor
 from lowbit.formats import WeightFormat, parse_format
 from lowbit.formats.grouping import Along, Channel
 from lowbit.formats.weight_format import Zero
+from lowbit.hardware import gpu
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.decode import SERVED, is_decoded
@@ -80,14 +81,13 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
     return None
 
 
-@cache
-def _unserved_device() -> str | None:
-    """Why this machine cannot run the kernel, or None."""
-    if not torch.cuda.is_available():
+def _unserved_device(index: int) -> str | None:
+    """Why a device cannot run the kernel, or None."""
+    device = gpu(index)
+    if device is None:
         return "torch sees no CUDA device"
-    capability = torch.cuda.get_device_capability()
-    if capability != (9, 0):
-        return f"compute capability {capability[0]}.{capability[1]}: it serves 9.0 (H100, H200)"
+    if device.capability != "9.0":
+        return f"compute capability {device.capability}: it serves 9.0 (H100, H200)"
     if find_spec("triton") is None:
         return "Triton is not installed: install torch for CUDA, which brings it"
     return None
@@ -96,7 +96,9 @@ def _unserved_device() -> str | None:
 @cache
 def multiprocessors(device: int) -> int:
     """How many multiprocessors a device has."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    found = gpu(device)
+    assert found is not None
+    return found.multiprocessors
 
 
 class Prepared:
@@ -215,7 +217,7 @@ class Hopper(KernelFamily):
             return "sections: it serves one format for all of k"
         if problem.x_dtype not in X_TYPES:
             return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if reason := _unserved_device():
+        if reason := _unserved_device(problem.index):
             return reason
         if config is None:
             return None

@@ -1,0 +1,147 @@
+"""Rows of measurements in a file that many processes write: read without waiting, merged under a lock, never half.
+
+    {"version": 1, "device": "NVIDIA H200", "rows": [
+      {"problem": {"op": "matmul", "m": 8, "n": 4096, ...}, "source": "9f3c...", "compiler": "triton 3.6.0",
+       "family": "hopper", "config": {...}, "us": 5.1, "default_us": 5.4}, ...]}
+
+A row is known by its problem, the digest of the kernels' source and the compiler: another row with the same three
+replaces it, all others stay. A writer takes the lock beside the file, reads what is there now, adds its rows, and
+renames a file written beside. What cannot be read is reported once and counts as empty; what cannot be written is
+reported and costs the measurement only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+VERSION = 1
+MOST_BYTES = 64 << 20  # a larger file is not ours
+_warned: set[tuple[Path, str]] = set()
+
+
+class StoreWarning(UserWarning):
+    """A file of measurements that cannot be read or written."""
+
+
+def file_name(device: str) -> str:
+    """The file of a device's measurements, such as "nvidia_h200.json" for "NVIDIA H200"."""
+    return "_".join(re.findall(r"[a-z0-9.-]+", device.lower())) + ".json"
+
+
+def identity(row: Row) -> str:
+    """What a row replaces another by."""
+    return json.dumps([row.get("source"), row.get("compiler"), row["problem"]], sort_keys=True)
+
+
+class Store:
+    """The measurements of one device. path: the JSON file; None keeps nothing."""
+
+    def __init__(self, path: Path | None, device: str) -> None:
+        self.path, self.device = path, device
+
+    def rows(self) -> list[Row]:
+        """All rows; none where there is no file, or one that is damaged (which a warning says once)."""
+        if self.path is None:
+            return []
+        try:
+            if self.path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            return _checked(json.loads(self.path.read_bytes()), self.device)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except (OSError, ValueError, RecursionError) as error:
+            self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
+            return []
+
+    def add(self, rows: Iterable[Row]) -> bool:
+        """Merge rows into the file. False, and a warning once, where it cannot be written."""
+        new = {identity(row): row for row in rows}
+        if not new:
+            return True
+        if self.path is None:
+            warnings.warn(
+                "measurements cannot be kept: set LOWBIT_CACHE_DIR to a directory", StoreWarning, stacklevel=2
+            )
+            return False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.with_suffix(".lock")):
+                kept = {identity(row): row for row in self.rows()}
+                self._write(list((kept | new).values()))
+        except OSError as error:
+            self._warn("write", f"measurements cannot be kept ({_reason(error)}); LOWBIT_CACHE_DIR names another place")
+            return False
+        return True
+
+    def _write(self, rows: list[Row]) -> None:
+        assert self.path is not None
+        text = ",\n".join(json.dumps(row) for row in rows)
+        head = f'{{"version": {VERSION}, "device": {json.dumps(self.device)}, "rows": [\n'
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".writing-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(head + text + "\n]}\n")
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def _warn(self, kind: str, text: str) -> None:
+        assert self.path is not None
+        if (self.path, kind) not in _warned:
+            _warned.add((self.path, kind))
+            warnings.warn(f"{self.path}: {text}", StoreWarning, stacklevel=3)
+
+
+def _checked(data: Any, device: str) -> list[Row]:
+    """The rows of a parsed file. Raises ValueError for what Store does not write."""
+    if not isinstance(data, dict) or data.get("version") != VERSION or not isinstance(data.get("rows"), list):
+        raise ValueError(f"it is no file of measurements of version {VERSION}")
+    if data.get("device") != device:
+        raise ValueError(f"it is of {data.get('device')!r}, this is {device!r}")
+    good = [row for row in data["rows"] if isinstance(row, dict) and isinstance(row.get("problem"), dict)
+            and isinstance(row.get("config"), dict) and isinstance(row.get("family"), str)]  # fmt: skip
+    if len(good) != len(data["rows"]):
+        raise ValueError("a row has no problem, family or config")
+    return good
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, waiting for whoever has it; the system gives it back if this process dies.
+
+    Raises OSError where the file cannot be made.
+    """
+    with path.open("a+b") as file:
+        if sys.platform == "win32":
+            import msvcrt
+
+            while True:
+                with suppress(OSError):
+                    file.seek(0)
+                    msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # gives up after ten seconds
+                    break
+            try:
+                yield
+            finally:
+                file.seek(0)
+                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield  # closing the file gives the lock back

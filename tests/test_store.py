@@ -1,0 +1,192 @@
+"""The file of measurements: many writers, damage, places that cannot be written; what dispatch does with its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowbit import store
+from lowbit.dispatch import choose, explain, tuned
+from lowbit.formats import parse_format
+from lowbit.hardware import Gpu
+from lowbit.kernels import Problem, get_family
+from lowbit.store import Store, StoreWarning, file_name
+
+H200 = Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path))
+    store._warned.clear()
+    tuned.forget()
+
+
+def row(m: int, us: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"problem": {"m": m}, "source": "s", "compiler": "c", "family": "f", "config": {}, "us": us} | more
+
+
+def test_rows_merge_and_replace(tmp_path: Path) -> None:
+    one, two = (Store(tmp_path / "deep" / "x.json", "X") for _ in range(2))
+    assert one.rows() == []
+    assert one.add([row(1), row(2)]) and two.add([row(2, us=9.0), row(2, source="other")])
+    assert one.rows() == [row(1), row(2, us=9.0), row(2, source="other")]
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["x.json", "x.lock"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from lowbit.store import Store
+path, number = Path(sys.argv[1]), int(sys.argv[2])
+sys.stdin.read()  # all begin together
+for i in range(20):
+    assert Store(path, "X").add([{"problem": {"m": i, "process": number}, "family": "f", "config": {}}])
+"""
+
+
+def test_eight_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    command = [sys.executable, "-W", "error", "-c", WRITER, str(path)]
+    running = [subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE) for i in range(8)]
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(60) for process in running] == [0] * 8
+    kept = {(r["problem"]["process"], r["problem"]["m"]) for r in Store(path, "X").rows()}
+    assert kept == {(process, m) for process in range(8) for m in range(20)}
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"version": 2, "device": "X", "rows": []}',
+        b'{"version": 1, "device": "Y", "rows": []}', b'{"version": 1, "device": "X", "rows": [1]}',
+        b'{"version": 1, "device": "X", "rows": [{"problem": {}, "config": [], "family": "f"}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_ignored_said_once_and_written_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    found = Store(path, "X")
+    with pytest.warns(StoreWarning, match=r"x\.json: it is ignored \(.+\); `lowbit cache clear` removes it"):
+        assert found.rows() == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.rows() == [] and found.add([row(1)])
+        assert found.rows() == [row(1)]
+
+
+def test_a_place_that_cannot_be_written_costs_the_measurement(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(StoreWarning, match="measurements cannot be kept"):
+        assert not Store(tmp_path / "file" / "x.json", "X").add([row(1)])
+    with pytest.warns(StoreWarning, match="set LOWBIT_CACHE_DIR"):
+        assert not Store(None, "X").add([row(1)])
+    assert Store(tmp_path / "file" / "x.json", "X").rows() == []
+
+
+READ_ONLY = """
+import os, sys, warnings
+from pathlib import Path
+from lowbit.store import Store
+if os.geteuid() == 0:
+    os.seteuid(65534)  # nobody: root may write anywhere
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    found = Store(Path(sys.argv[1]) / "x.json", "X")
+    print(found.add([{"problem": {"m": 2}, "family": "f", "config": {}}]), len(found.rows()), len(said))
+"""
+
+
+def test_a_read_only_home_is_read() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        Store(home / "x.json", "X").add([row(1)])
+        (home / "x.json").chmod(0o444)
+        (home / "x.lock").chmod(0o444)
+        home.chmod(0o555)
+        try:
+            command = [sys.executable, "-c", READ_ONLY, str(home)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        finally:
+            home.chmod(0o755)
+    assert done.stdout.split() == ["False", "1", "1"]
+
+
+def test_names_of_files() -> None:
+    assert file_name("NVIDIA H200") == "nvidia_h200.json"
+    assert file_name("AMD EPYC-Milan Processor @ 2.4/3 GHz") == "amd_epyc-milan_processor_2.4_3_ghz.json"
+
+
+def problem(m: int = 8, **change: Any) -> Problem:
+    x = change.pop("x", torch.float16)
+    return Problem(m, 4096, 4096, parse_format("int4_g128"), "fragment", x, x, "cuda", **change)
+
+
+def keep(measured: Problem, config: dict[str, Any], **change: Any) -> None:
+    values = {
+        "problem": tuned.problem_key(measured), "source": tuned.source_digest("hopper"),
+        "compiler": tuned.compiler("cuda"), "family": "hopper", "config": config,
+    }  # fmt: skip
+    Store(Path(os.environ["LOWBIT_CACHE_DIR"]) / "tuned" / "nvidia_h200.json", "NVIDIA H200").add([values | change])
+    tuned.forget()
+
+
+def values(**change: Any) -> dict[str, Any]:
+    with tuned.assumed_gpu(H200):
+        config = get_family("hopper").default(problem())
+    found = {name: value for name, value in vars(config).items() if name not in {"family", "_hash"}}
+    return found | change
+
+
+def test_the_user_before_the_shipped_table_before_the_rule() -> None:
+    with tuned.assumed_gpu(H200):
+        choice = choose(problem())
+        assert (choice.origin, choice.config.stages) == (tuned.SHIPPED, 8)  # type: ignore[attr-defined]
+        assert choose(problem(batch_invariant=True)).origin == "by the family's own rule"
+        assert tuned.SHIPPED in explain(problem(x=torch.bfloat16))
+        keep(problem(), values(stages=2))
+        choice = choose(problem())
+        assert (choice.origin, choice.config.stages) == (tuned.HERE, 2)  # type: ignore[attr-defined]
+        assert [choose(problem(m)).origin == tuned.HERE for m in (4, 5, 8, 9, 16)] == [False, True, True, False, False]
+        assert choose(problem(x=torch.bfloat16)).origin == tuned.SHIPPED
+        assert choose(problem(batch_invariant=True)).origin != tuned.HERE
+    with tuned.assumed_gpu(Gpu("Another", "9.0", 114, 1, None)):
+        assert choose(problem()).origin == "by the family's own rule"  # no table is shipped for it
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "0" * 16}, {"compiler": "triton 1.0"}, {"family": "nobody"}, {"config": {"stages": "2"}},
+        {"config": {"no_such": 1}}, {"config": {"block_m": 8, "block_k": 512, "stages": 400}},
+        {"config": {"block_m": 8, "block_k": 512, "stages": 2, "splits": 0}}, {"config": {"block_m": [8]}},
+        {"family": "reference"}, {"family": "cpu_a8"},
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_passed_over(change: dict[str, Any]) -> None:
+    keep(problem(), **{"config": values(stages=2)} | change)
+    with tuned.assumed_gpu(H200):
+        assert choose(problem()).origin == tuned.SHIPPED
+
+
+def test_a_damaged_file_does_not_stop_a_matmul(tmp_path: Path) -> None:
+    path = tmp_path / "tuned" / file_name(tuned.device_name("cpu"))
+    path.parent.mkdir()
+    path.write_text("{")
+    tuned.forget()
+    cpu = Problem(1, 64, 64, parse_format("int4_g32"), "cpu_tile", torch.float32, torch.float32, "cpu")
+    with pytest.warns(StoreWarning, match="it is ignored"):
+        assert choose(cpu).family.name == "cpu"
+    assert json.loads(json.dumps(tuned.problem_key(cpu)))["x"] == "float32"
