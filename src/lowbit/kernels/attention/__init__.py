@@ -1,0 +1,58 @@
+"""How attention over a paged cache is computed. `BACKENDS` names every way, the fastest first.
+
+problem.py     what is asked (AttentionProblem), with the equations
+work.py        the work list that a plan fills: rows, keys, slots, merges
+backend.py     the interface: legal(), shape(), run(), append()
+reference.py   float32 torch, any device: the truth
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from lowbit.errors import UnsupportedConfig
+from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.problem import AttentionProblem
+from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
+
+BACKENDS: dict[str, str] = {
+    "reference": "lowbit.kernels.attention.reference",
+}
+
+
+@cache
+def get_backend(name: str) -> AttentionBackend:
+    """The backend of a name. Raises UnsupportedConfig listing the names that exist."""
+    if name not in BACKENDS:
+        raise UnsupportedConfig(f"attention backend {name!r}: there are {', '.join(BACKENDS)}, or 'auto'")
+    backend: AttentionBackend = import_module(BACKENDS[name]).BACKEND
+    return backend
+
+
+def choose_backend(name: str, problem: AttentionProblem) -> AttentionBackend:
+    """The backend asked for, or with "auto" the first that serves. Raises UnsupportedConfig with reasons."""
+    reasons = []
+    for each in BACKENDS if name == "auto" else (name,):
+        backend = get_backend(each)
+        reason = backend.legal(problem)
+        if reason is None:
+            return backend
+        reasons.append(f"{each}: {reason}")
+    raise UnsupportedConfig(f"no attention backend serves {problem}; " + "; ".join(reasons))
+
+
+__all__ = [
+    "BACKENDS",
+    "FIELDS",
+    "AttentionBackend",
+    "AttentionProblem",
+    "Limits",
+    "NewTokens",
+    "Operands",
+    "Shape",
+    "Work",
+    "Workspace",
+    "choose_backend",
+    "get_backend",
+]

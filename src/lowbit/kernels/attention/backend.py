@@ -1,0 +1,70 @@
+"""An attention backend: one way to compute attention over pages. One file each; `BACKENDS` in __init__ names them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lowbit.kernels.attention.problem import AttentionProblem
+from lowbit.kernels.attention.work import Work, Workspace
+from lowbit.packing.paged import PagedTensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a backend wants a step cut."""
+
+    tile_rows: int  # query rows of an item, at most
+    target_items: int  # keys are cut until there are about this many items; 1: never
+    least_keys: int  # of an item that is one of several, at least; a multiple of 16
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors of one call, checked already."""
+
+    query: Tensor  # [rows, heads, head_dim] in the problem's dtype, after rope, not Hadamard-transformed
+    key: PagedTensor
+    value: PagedTensor
+    out: Tensor  # [rows, heads, head_dim], to be written for the first counts[1] rows
+    sinks: Tensor | None  # [heads] fp32
+    slopes: Tensor | None  # [heads] fp32
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Projections of new tokens, on their way into the cache."""
+
+    query: Tensor  # [tokens, heads, head_dim]
+    key: Tensor  # [tokens, kv_heads, head_dim]
+    value: Tensor  # [tokens, kv_heads, head_dim]
+    slots: Tensor  # [tokens] int64: page * page_size + place; below 0: the token is not stored
+    cos: Tensor | None = None  # [tokens, head_dim], both halves alike; None: no rope
+    sin: Tensor | None = None
+    query_norm: Tensor | None = None  # [head_dim] weight of an RMSNorm before rope
+    key_norm: Tensor | None = None
+    eps: float = 1e-6
+
+
+class AttentionBackend(ABC):
+    """Backends choose nothing about each other."""
+
+    name: str
+
+    @abstractmethod
+    def legal(self, problem: AttentionProblem) -> str | None:
+        """Why the backend does not serve a problem, or None."""
+
+    @abstractmethod
+    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+        """How it wants steps cut. The problem is legal."""
+
+    @abstractmethod
+    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+        """Work through the items and merge, into operands.out. Does not synchronize or allocate on a GPU."""
+
+    @abstractmethod
+    def append(self, new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:
+        """Norm and rotate queries and keys, store keys and values; -> query [tokens, heads, head_dim]."""
