@@ -24,6 +24,7 @@ RANK = {
     "packing": 2,
     "kernels": 3,
     "dispatch": 4,
+    "attention": 4,
     "nn": 5,
     "checkpoint": 6,
     "models": 7,

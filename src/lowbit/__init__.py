@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lowbit._version import __version__
 
 if TYPE_CHECKING:
-    from lowbit import nn
+    from lowbit import attention, nn
     from lowbit.checkpoint import Checkpoint, open_checkpoint
     from lowbit.dispatch import explain, matmul, pack
     from lowbit.errors import LowbitError
@@ -47,6 +47,7 @@ __all__ = [
     "SamplingParams",
     "WeightFormat",
     "__version__",
+    "attention",
     "explain",
     "matmul",
     "nn",
@@ -58,8 +59,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "nn":
-        return import_module("lowbit.nn")
+    if name in ("attention", "nn"):
+        return import_module(f"lowbit.{name}")
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

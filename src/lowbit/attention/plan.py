@@ -1,0 +1,266 @@
+"""DecodePlan and PrefillPlan: plan() once a step, from lengths and pages; run() once a layer.
+
+    plan = DecodePlan(problem, max_requests=64, max_length=32768)      room is set aside once
+    plan.plan(batch)                                                   host work and one copy to the device
+    out = plan.run(layer, cache, query)                                kernels only
+
+A CUDA graph of run() reads what the newest plan() wrote: make the plan with `padded=True`, so that query and out have
+`rows` rows whatever the batch, capture once, and call plan() between replays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowbit.attention.cache import Batch, PagedCache
+from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
+from lowbit.errors import UsageError
+from lowbit.kernels.attention import FIELDS, AttentionProblem, Limits, Operands, Work, Workspace, choose_backend
+
+CASCADE_ROWS = 16  # requests that read a shared prefix together
+
+
+class _Plan:
+    """What both kinds share."""
+
+    prefill: bool
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        *,
+        max_requests: int,
+        max_length: int,  # tokens of one request
+        max_rows: int,  # query tokens of a step
+        backend: str = "auto",
+        fixed_split: int | None = None,  # keys of a chunk, from a request's own length only: batch-invariant
+        cascade: bool = False,  # prefixes that neighbours share are read once
+        padded: bool = False,  # query and out always have max_rows rows: for CUDA graphs
+        debug: bool = False,  # check the arrays on the device before every run (it waits for the device)
+    ) -> None:
+        for name, value in (("max_requests", max_requests), ("max_length", max_length), ("max_rows", max_rows)):
+            if value < 1:
+                raise UsageError(f"{name}={value}: must be at least 1")
+        if fixed_split is not None and fixed_split < UNIT:
+            raise UsageError(f"fixed_split={fixed_split}: must be at least {UNIT} keys, or None")
+        if fixed_split is not None and cascade:
+            raise UsageError("fixed_split with cascade: what is shared depends on the batch; choose one of them")
+        self.problem, self.fixed_split, self.cascade = problem, fixed_split, cascade
+        self.padded, self.debug, self.max_length = padded, debug, max_length
+        self.backend = choose_backend(backend, problem)
+        self.cut = self.backend.shape(problem, self.prefill)
+        self.tile_rows = max(self.cut.tile_rows, CASCADE_ROWS) if cascade else self.cut.tile_rows
+        limits = self._limits(max_requests, max_rows, -(-max_length // problem.page_size))
+        self.work = Work.empty(limits, self.tile_rows, problem.device)
+        on_gpu = problem.device == "cuda"
+        self._host = Work.empty(limits, self.tile_rows, "cpu", pinned=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
+        self.batch: Batch | None = None
+        self.rows = 0  # of query and out, by the newest plan
+
+    def _limits(self, requests: int, rows: int, pages: int) -> Limits:
+        """Room for the largest step. Keys are cut only while there are fewer tiles than the backend's target."""
+        tiles = min(rows, -(-rows // self.cut.tile_rows) + requests)
+        if self.fixed_split is not None:
+            return Limits(requests, rows, pages, tiles + FIXED_SLOTS * requests, FIXED_SLOTS * requests)
+        items, slots = max(self.cut.target_items, tiles), self.cut.target_items * self.cut.tile_rows
+        if self.cascade:  # rows under a shared prefix leave a partial result in every item
+            items += max(self.cut.target_items, rows)
+            slots += self.cut.target_items * self.tile_rows + 2 * rows
+        return Limits(requests, rows, pages, items, slots)
+
+    def plan(self, batch: Batch) -> None:
+        """Cut a step into items. Raises UsageError, before anything is written, for one that does not fit."""
+        self._require_fits(batch)
+        new = batch.new if self.prefill else np.ones_like(batch.new)  # decoding: a row even where there are no keys
+        tiles, sizes, wide = self._tiles(batch, new)
+        total = int(new.sum())
+        chunks = cut_keys(tiles, sizes)
+        rows, parts = tiles.rows[chunks.tile], np.bincount(chunks.tile, minlength=len(tiles.row))
+        tiles_of_row = np.bincount(_ranges(tiles.row, tiles.rows), minlength=total)
+        alone = (parts == 1) & (tiles_of_row[tiles.row] == 1)  # every row of a tile is met by as many tiles
+        used = np.where(alone[chunks.tile], 0, rows)
+        slot = np.where(used > 0, np.cumsum(used) - used, -1)
+        cut = used > 0
+        merge_row = _ranges(tiles.row[chunks.tile][cut], rows[cut])
+        order = np.argsort(merge_row, kind="stable")  # of one row: in the order of the items
+        merge_count = np.bincount(merge_row, minlength=total)
+        items = len(rows)
+        wide_items = items if self.prefill else int((chunks.tile < wide).sum())
+        values = {
+            "row": tiles.row[chunks.tile], "rows": rows, "table": tiles.table[chunks.tile], "start": chunks.start,
+            "end": chunks.end, "slot": slot, "position": _ranges(batch.lengths - new, new),
+            "merge_start": np.concatenate([[0], np.cumsum(merge_count)]), "merge_slots": order,
+            "counts": np.array([items, total, len(order), wide_items]),
+        }  # fmt: skip
+        self._write(batch, values)
+        self.batch, self.rows = batch, total
+
+    def _tiles(self, batch: Batch, new: np.ndarray) -> tuple[Tiles, np.ndarray, int]:
+        """-> tiles, the size of their chunks, and how many of them, the first, may have more than one row."""
+        page, window, cut = self.problem.page_size, self.problem.window, self.cut
+        begin = np.zeros(len(batch.lengths), dtype=np.int64)
+        shared: list[Tiles] = []
+        if self.cascade and window is None:
+            for first, count, tokens in groups_of(batch.tables, batch.lengths, new, page):
+                begin[first : first + count] = tokens
+                row = int(new[:first].sum())
+                total = int(new[first : first + count].sum())
+                at = np.arange(0, total, self.tile_rows)
+                whole = np.ones_like(at)
+                rows = np.minimum(self.tile_rows, total - at)
+                shared.append(Tiles(row + at, rows, whole * first, whole * 0, whole * tokens))
+        own = cut_rows(batch.lengths, new, cut.tile_rows, page, window, begin)
+        if self.fixed_split is not None:
+            return own, fixed_sizes(own.end - own.start, new[own.table], self.fixed_split, page), 0
+        sizes = even_sizes(own.end - own.start, cut.target_items, cut.least_keys, page)
+        if not shared:
+            return own, sizes, 0
+        first_part = Tiles(*(np.concatenate([getattr(each, f) for each in shared]) for f in Tiles.__annotations__))
+        tiles = Tiles(*(np.concatenate([getattr(t, f) for t in (first_part, own)]) for f in Tiles.__annotations__))
+        shared_sizes = even_sizes(first_part.end, cut.target_items, cut.least_keys, page)
+        return tiles, np.concatenate([shared_sizes, sizes]), len(first_part.row)
+
+    def _write(self, batch: Batch, values: dict[str, np.ndarray]) -> None:
+        """Fill the arrays on the host and copy them to the device in one go."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy of the plan before may still be reading
+        host = self._host
+        for name, value in values.items():
+            assert len(value) <= len(host.array(name)), f"{name}: {len(value)} entries exceed the room set aside"
+            host.array(name)[: len(value)] = value
+        table = host.array("page_table")
+        for row, pages in enumerate(batch.tables):
+            count = min(len(pages), table.shape[1])
+            table[row, :count] = pages[:count]
+        used = host.page_table.storage_offset() + len(batch.tables) * host.limits.pages
+        self.work.buffer[:used].copy_(host.buffer[:used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def run(
+        self,
+        layer: int,
+        cache: PagedCache,
+        query: Tensor,  # [rows, heads, head_dim], request by request, as Batch.positions orders them
+        *,
+        sinks: Tensor | None = None,  # [heads] fp32
+        slopes: Tensor | None = None,  # [heads] fp32
+        out: Tensor | None = None,  # like query; None: a new tensor
+    ) -> Tensor:
+        """-> out [rows, heads, head_dim]. Raises UsageError before anything runs for operands of another batch."""
+        batch = self._require_planned(cache, query)
+        problem = self.problem
+        for name, asked, given in (("sinks", problem.sinks, sinks), ("slopes", problem.alibi, slopes)):
+            if asked != (given is not None):
+                raise UsageError(f"run(): {name} {'are missing' if asked else 'were not asked for'} in {problem}")
+            if given is not None and (given.shape != (problem.heads,) or given.dtype != torch.float32):
+                raise UsageError(f"run(): {name} of shape {list(given.shape)}, {given.dtype}: must be [heads] float32")
+        if out is None:
+            out = torch.empty_like(query)
+        elif out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous():
+            raise UsageError(f"run(): out of shape {list(out.shape)}, {out.dtype}: must be contiguous, like the query")
+        if self.debug:
+            self._require_sound(batch, cache)
+        operands = Operands(query.contiguous(), cache.keys[layer], cache.values[layer], out, sinks, slopes)
+        self.backend.run(problem, self.work, operands, self.workspace)
+        return out
+
+    def _require_fits(self, batch: Batch) -> None:
+        limits, problem = self.work.limits, self.problem
+        if batch.page_size != problem.page_size:
+            raise UsageError(f"a batch with pages of {batch.page_size} tokens for {problem}")
+        if len(batch.lengths) > limits.requests or (self.prefill and batch.rows > limits.rows):
+            raise UsageError(
+                f"{len(batch.lengths)} requests with {batch.rows} new tokens: this plan has room for {limits.requests} "
+                f"requests and {limits.rows} new tokens; make a larger one"
+            )
+        for name, length, new in zip(batch.names, batch.lengths.tolist(), batch.new.tolist(), strict=True):
+            if length > self.max_length:
+                raise UsageError(f"{name}: {length} tokens exceed the plan's max_length of {self.max_length}")
+            if not self.prefill and new > 1:
+                raise UsageError(f"{name}: {new} new tokens; a DecodePlan has one a request: use a PrefillPlan")
+
+    def _require_planned(self, cache: PagedCache, query: Tensor) -> Batch:
+        batch, problem = self.batch, self.problem
+        if batch is None:
+            raise UsageError("run() before plan(): call plan() once a step")
+        own = (problem.key, problem.value, problem.kv_heads, problem.head_dim, problem.page_size, problem.device)
+        its = (cache.key_format, cache.value_format, cache.kv_heads, cache.head_dim, cache.page_size)
+        if own != (*its, cache.device.type) or batch.pages != cache.pages:
+            raise UsageError(f"run(): a plan for {problem} over {batch.pages} pages, and another kind of cache")
+        if batch.sequences:
+            cache.require_unchanged(batch)
+        rows = self.work.limits.rows if self.padded else self.rows
+        if query.shape != (rows, problem.heads, problem.head_dim) or query.dtype != problem.dtype:
+            raise UsageError(
+                f"run(): query of shape {list(query.shape)}, {query.dtype}: the plan was made for {len(batch.lengths)} "
+                f"requests, {[rows, problem.heads, problem.head_dim]} in {problem.dtype}; plan each batch first"
+            )
+        return batch
+
+    def _require_sound(self, batch: Batch, cache: PagedCache) -> None:
+        """The debug mode: read the arrays back and check every index that a kernel would use."""
+        work = self.work
+        items, rows, slots, _ = work.counts.tolist()
+        columns = {name: getattr(work, name)[:items].cpu().numpy() for name in FIELDS}
+        table = work.page_table.cpu().numpy()
+        for at, (row, count, request, start, end, slot) in enumerate(zip(*columns.values(), strict=True)):
+            if not 0 <= request < len(batch.names):
+                raise UsageError(f"item {at}: row {request} of the page table, which has {len(batch.names)}")
+            name = batch.names[request]
+            if not 0 <= row < row + count <= rows or not -1 <= slot <= slots - (slot >= 0) * count:
+                raise UsageError(f"{name}: item {at} has rows {row} to {row + count} of {rows}, slot {slot} of {slots}")
+            if not 0 <= start <= end <= batch.lengths[request]:
+                raise UsageError(f"{name}: item {at} reads keys {start} to {end} of {batch.lengths[request]}")
+            pages = table[request, start // batch.page_size : -(-end // batch.page_size)]
+            if len(pages) and not 0 <= pages.min() <= pages.max() < cache.pages:
+                raise UsageError(
+                    f"{name}: item {at} reads page {int(pages.min())} to {int(pages.max())} of {cache.pages} pages"
+                )
+
+
+class DecodePlan(_Plan):
+    """One new token a request (none where its length is 0). Takes what _Plan takes, but max_rows."""
+
+    prefill = False
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        *,
+        max_requests: int,
+        max_length: int,
+        backend: str = "auto",
+        fixed_split: int | None = None,
+        cascade: bool = False,
+        padded: bool = False,
+        debug: bool = False,
+    ) -> None:
+        super().__init__(
+            problem,
+            max_requests=max_requests,
+            max_length=max_length,
+            max_rows=max_requests,
+            backend=backend,
+            fixed_split=fixed_split,
+            cascade=cascade,
+            padded=padded,
+            debug=debug,
+        )
+
+
+class PrefillPlan(_Plan):
+    """Any number of new tokens a request, each of which sees itself and what is before it."""
+
+    prefill = True
+
+
+def _ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """first[i], first[i] + 1, ... counts[i] of them, for every i."""
+    total = np.cumsum(counts)
+    result: np.ndarray = np.arange(int(counts.sum())) - np.repeat(total - counts - first, counts)
+    return result
