@@ -131,17 +131,16 @@ class KVFormat:
 
     def dequantize(
         self,
-        codes: Tensor,  # [..., kv_heads, head_dim]
-        scales: Tensor | None,  # [..., kv_heads, *scale_shape]; [kv_heads] for scale == "head"
+        codes: Tensor,  # [..., head_dim]
+        scales: Tensor | None,  # [..., *scale_shape]; for scale == "head" what broadcasts with the codes
         rotated: bool = False,
     ) -> Tensor:
-        """-> fp32 [..., kv_heads, head_dim]; `rotated` leaves the Hadamard transform in, as kernels see it."""
+        """-> fp32 [..., head_dim]; `rotated` leaves the Hadamard transform in, as kernels see it."""
         if self.is_plain:
             return codes.float()
         assert scales is not None
         if not self.is_integer:
-            scales = scales.float() if self.scale == "token" else scales[:, None]
-            return codes.view(FP8).float() * scales
+            return codes.view(FP8).float() * scales.float()
         head_dim = codes.shape[-1]
         grouped = in_runs(codes.float(), self.group_size(head_dim))
         if self.offset:

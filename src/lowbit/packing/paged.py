@@ -124,11 +124,16 @@ class PagedTensor:
         rotated: bool = False,
     ) -> Tensor:
         """-> fp32 [n * page_size, kv_heads, head_dim], exact; `rotated` leaves the Hadamard transform in."""
+        return self.read_heads(pages, rotated).transpose(0, 1)
+
+    def read_heads(self, pages: Tensor, rotated: bool = False) -> Tensor:
+        """The same as [kv_heads, n * page_size, head_dim], contiguous."""
         at = pages.long()
-        codes = self.codes[at].transpose(1, 2).flatten(0, 1)  # [tokens, kv_heads, row]
+        codes = self.codes[at].transpose(0, 1).flatten(1, 2)  # [kv_heads, tokens, row]
         scales = self.scales
-        if scales is not None and self.format.scale != "head":
-            scales = scales[at].transpose(1, 2).flatten(0, 1)
+        if scales is not None:
+            by_head = self.format.scale == "head"
+            scales = scales[:, None, None] if by_head else scales[at].transpose(0, 1).flatten(1, 2)
         if self.format.bits == 4:
             codes = unpack_nibbles(codes)
         return self.format.dequantize(codes, scales, rotated)

@@ -3,6 +3,7 @@
 problem.py     what is asked (AttentionProblem), with the equations
 work.py        the work list that a plan fills: rows, keys, slots, merges
 backend.py     the interface: legal(), shape(), run(), append()
+cpu.py         blocks of keys, online softmax
 reference.py   float32 torch, any device: the truth
 """
 
@@ -17,6 +18,7 @@ from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
 
 BACKENDS: dict[str, str] = {
+    "cpu": "lowbit.kernels.attention.cpu",
     "reference": "lowbit.kernels.attention.reference",
 }
 

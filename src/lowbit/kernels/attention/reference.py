@@ -16,38 +16,47 @@ from lowbit.kernels.attention.work import FIELDS, Work, Workspace
 from lowbit.packing.paged import PagedTensor
 
 
+def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """[rows, heads, n] -> [kv_heads, groups * rows, n]: the query heads of a group side by side, contiguous."""
+    rows, heads, n = x.shape
+    groups = heads // kv_heads
+    return x.view(rows, kv_heads, groups, n).permute(1, 2, 0, 3).reshape(kv_heads, groups * rows, n)
+
+
+def by_row(x: Tensor, rows: int) -> Tensor:
+    """[kv_heads, groups * rows, n] -> [rows, heads, n], a view: the inverse of by_kv_head."""
+    kv_heads, many, n = x.shape
+    return x.view(kv_heads * many // rows, rows, n).transpose(0, 1)
+
+
 def scores(
     problem: AttentionProblem,
     query: Tensor,  # [rows, heads, head_dim] fp32
-    key: Tensor,  # [keys, kv_heads, head_dim] fp32
+    key: Tensor,  # [kv_heads, keys, head_dim] fp32
     rows_at: Tensor,  # [rows] positions of the queries
-    keys_at: Tensor,  # [keys] positions of the keys
+    first: int,  # position of the first key
     slopes: Tensor | None,
 ) -> Tensor:
     """-> [rows, heads, keys] fp32, -inf where a query does not see a key."""
-    rows, heads, head_dim = query.shape
-    grouped = query.view(rows, -1, problem.groups, head_dim).permute(1, 2, 0, 3).reshape(key.shape[1], -1, head_dim)
-    s = grouped @ key.permute(1, 2, 0) * problem.scale_value  # [kv_heads, groups * rows, keys]
-    s = s.view(heads, rows, -1).transpose(0, 1)
+    kv_heads, keys, _ = key.shape
+    s = by_row((by_kv_head(query, kv_heads) * problem.scale_value) @ key.mT, query.shape[0])
     if problem.soft_cap is not None:
         s = problem.soft_cap * torch.tanh(s / problem.soft_cap)
-    distance = rows_at[:, None] - keys_at[None]  # [rows, keys]
+    distance = rows_at[:, None] - torch.arange(first, first + keys, device=query.device)  # [rows, keys]
     if slopes is not None:
         s = s - slopes[None, :, None] * distance[:, None]
-    seen = distance >= 0
+    unseen = distance < 0
     if problem.window is not None:
-        seen &= distance < problem.window
-    return s.masked_fill(~seen[:, None], float("-inf"))
+        unseen |= distance >= problem.window
+    return s.masked_fill(unseen[:, None], float("-inf")) if unseen.any() else s
 
 
-def softmax_sum(s: Tensor, value: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """s [rows, heads, keys], value [keys, kv_heads, head_dim] -> out [rows, heads, head_dim], lse [rows, heads]."""
-    lse = torch.logsumexp(s, dim=-1) if s.shape[-1] else s.new_full(s.shape[:2], float("-inf"))
-    weights = torch.exp(s - lse.masked_fill(lse == float("-inf"), 0)[..., None])
+def softmax_sum(s: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """s [rows, heads, keys], value [kv_heads, keys, head_dim] -> out [rows, heads, head_dim], lse [rows, heads]."""
     rows, heads, keys = s.shape
-    grouped = weights.transpose(0, 1).reshape(heads // groups, groups * rows, keys)
-    out = grouped @ value.transpose(0, 1)  # [kv_heads, groups * rows, head_dim]
-    return out.view(heads, rows, -1).transpose(0, 1), lse
+    lse = torch.logsumexp(s, dim=-1) if keys else s.new_full((rows, heads), float("-inf"))
+    weights = torch.exp(s - lse.masked_fill(lse == float("-inf"), 0)[..., None])
+    return by_row(by_kv_head(weights, value.shape[0]) @ value, rows), lse
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
@@ -102,11 +111,10 @@ class Reference(AttentionBackend):
             rows = slice(item["row"], item["row"] + item["rows"])
             pages, count = item_pages(work, item, problem.page_size), item["end"] - item["start"]
             query = problem.key.rotate(operands.query[rows].float())
-            keys_at = torch.arange(item["start"], item["end"], device=query.device)
-            key = operands.key.read(pages, rotated=True)[:count]
-            value = operands.value.read(pages, rotated=True)[:count]
-            s = scores(problem, query, key, work.position[rows].long(), keys_at, operands.slopes)
-            out, lse = softmax_sum(s, value, problem.groups)
+            key = operands.key.read_heads(pages, rotated=True)[:, :count]
+            value = operands.value.read_heads(pages, rotated=True)[:, :count]
+            s = scores(problem, query, key, work.position[rows].long(), item["start"], operands.slopes)
+            out, lse = softmax_sum(s, value)
             if item["slot"] < 0:
                 operands.out[rows] = finished(problem, with_sinks(out, lse, operands.sinks))
             else:

@@ -1,0 +1,98 @@
+"""On a CPU: pages are dequantized a block of keys at a time, scores never leave the cache; float32 online softmax.
+
+    for each item, for each block of keys:
+        s = q k^T                                 [kv_heads, groups * rows, keys]
+        top' = max(top, max s);  w = exp(s - top')
+        sum = sum * exp(top - top') + sum w;      out = out * exp(top - top') + w v
+
+Blocks depend on the item alone, so a row's bits depend on its own items only. Products are torch's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.problem import AttentionProblem
+from lowbit.kernels.attention.reference import (
+    append,
+    by_kv_head,
+    by_row,
+    finished,
+    item_pages,
+    items_of,
+    merge,
+    scores,
+    with_sinks,
+)
+from lowbit.kernels.attention.work import Work, Workspace
+from lowbit.packing.paged import PagedTensor
+
+BLOCK_KEYS = 512  # dequantized at a time; a multiple of every page size
+TILE_ROWS = 256  # query rows that meet a block
+
+
+def attend_item(
+    problem: AttentionProblem,
+    operands: Operands,
+    pages: Tensor,  # [n] that hold the item's keys
+    keys: range,  # positions of the keys, the first at the beginning of a page
+    query: Tensor,  # [rows, heads, head_dim] fp32, in the basis of the keys
+    rows_at: Tensor,  # [rows] positions of the rows
+) -> tuple[Tensor, Tensor]:
+    """-> out [rows, heads, head_dim] in the basis of the values, lse [rows, heads]; both fp32."""
+    rows, heads, head_dim = query.shape
+    top = query.new_full((rows, heads, 1), float("-inf"))
+    total = query.new_zeros(rows, heads, 1)
+    out = query.new_zeros(rows, heads, head_dim)
+    for first in range(keys.start, keys.stop, BLOCK_KEYS):
+        count = min(BLOCK_KEYS, keys.stop - first)
+        at = (first - keys.start) // problem.page_size
+        some = pages[at : at + -(-count // problem.page_size)]
+        key = operands.key.read_heads(some, rotated=True)[:, :count]
+        value = operands.value.read_heads(some, rotated=True)[:, :count]
+        s = scores(problem, query, key, rows_at, first, operands.slopes)
+        highest = torch.maximum(top, s.amax(-1, keepdim=True))
+        base = highest.masked_fill(highest == float("-inf"), 0)  # a row that sees nothing yet
+        weights = torch.exp_(s.sub_(base))
+        shrink = torch.exp(top - base)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + by_row(by_kv_head(weights, problem.kv_heads) @ value, rows)
+        top = highest
+    out = out / total.masked_fill(total == 0, 1)
+    return out, (top + total.log()).squeeze(-1)
+
+
+class Cpu(AttentionBackend):
+    name = "cpu"
+
+    def legal(self, problem: AttentionProblem) -> str | None:
+        return None if problem.device == "cpu" else f"the cache is on {problem.device}"
+
+    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+        return Shape(tile_rows=TILE_ROWS if prefill else 1, target_items=1, least_keys=BLOCK_KEYS)
+
+    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+        for item in items_of(work):
+            rows = slice(item["row"], item["row"] + item["rows"])
+            out, lse = attend_item(
+                problem,
+                operands,
+                item_pages(work, item, problem.page_size),
+                range(item["start"], item["end"]),
+                problem.key.rotate(operands.query[rows].float()),
+                work.position[rows].long(),
+            )
+            if item["slot"] < 0:
+                operands.out[rows] = finished(problem, with_sinks(out, lse, operands.sinks))
+            else:
+                slots = slice(item["slot"], item["slot"] + item["rows"])
+                workspace.out[slots], workspace.lse[slots] = out, lse
+        merge(problem, work, operands, workspace)
+
+    def append(self, new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:
+        return append(new, key, value)
+
+
+BACKEND = Cpu()
