@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from attention_truth import filled, make_problem, truth
+from attention_truth import filled, make_problem, store, truth
 
 from lowbit.attention import AttentionProblem, DecodePlan, PrefillPlan
+from lowbit.attention.schedule import Tiles, cut_keys, even_sizes
 from lowbit.formats.kv import KV_FORMATS
 from lowbit.kernels.attention import BACKENDS, get_backend
 
@@ -101,3 +103,102 @@ def test_prefill(backend: str, options: dict[str, object], split: int | None) ->
     """Whole prompts, continued ones, single tokens and requests with nothing new, in one step."""
     problem = make_problem(key="int8", value="fp8", **options)
     close(*prefill(problem, [0, 1, 17, 40, 140, 33, 16], [0, 1, 17, 23, 2, 0, 1], backend=backend, fixed_split=split))
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_long(backend: str) -> None:
+    """4095 keys: whole, cut, and as the last rows of a prompt."""
+    problem = make_problem(heads=3, kv_heads=1, head_dim=32, key="int8", value="int4", page_size=256)
+    close(*decode(problem, [4095, 16], backend=backend))
+    close(*decode(problem, [4095, 16], backend=backend, fixed_split=512))
+    close(*prefill(problem, [4095, 300], [3, 300], backend=backend))
+
+
+@pytest.mark.parametrize("backend", HERE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_queries(backend: str, dtype: torch.dtype) -> None:
+    problem = make_problem(dtype=dtype, key="bf16", value="int8")
+    close(*decode(problem, [1, 100], backend=backend), dtype)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_fixed_split_is_batch_invariant(backend: str) -> None:
+    """A request's bits are the same alone and among others, in any place, and in other pages."""
+    problem = make_problem(key="int4", value="int8", window=600)
+    cache, sequences = filled(problem, [700, 5, 1300, 64])
+    query = queries(problem, 4)
+    plan = DecodePlan(problem, max_requests=8, max_length=2000, backend=backend, fixed_split=128)
+    prompt = PrefillPlan(problem, max_requests=8, max_length=2000, max_rows=99, backend=backend, fixed_split=128)
+
+    def run(order: list[int]) -> torch.Tensor:
+        plan.plan(cache.batch([sequences[at] for at in order]))
+        return plan.run(0, cache, query[order])
+
+    together = run([0, 1, 2, 3])
+    assert torch.equal(run([3, 2, 1, 0]), together.flip(0))
+    for at in range(4):
+        assert torch.equal(run([at]), together[at : at + 1])
+
+    rows = queries(problem, 40)
+    prompt.plan(cache.batch(sequences, [20, 5, 12, 3]))
+    mixed = prompt.run(0, cache, rows)
+    prompt.plan(cache.batch([sequences[2]], [12]))
+    assert torch.equal(prompt.run(0, cache, rows[25:37]), mixed[25:37])
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_shared_prefix(backend: str) -> None:
+    """Forks share pages; read once (cascade) or not, the result is that of the truth."""
+    problem = make_problem(heads=6, kv_heads=2, key="int8", value="fp16", alibi=True, sinks=True)
+    cache, (base, other) = filled(problem, [75, 30], spare=20)
+    generator = torch.Generator().manual_seed(9)
+    forks = [base, *(cache.fork(base) for _ in range(17))]
+    for at, fork in enumerate(forks[1:]):
+        store(problem, cache, fork, at % 3, generator)
+    lines = [other, *forks, cache.fork(other, 16)]
+    batch = cache.batch(lines)
+    assert len({table[0] for table in batch.tables}) == 2  # shared indeed
+    query = queries(problem, len(lines))
+    expected = truth(problem, cache, batch, query, **extras(problem))
+    for cascade in (True, False):
+        plan = DecodePlan(problem, max_requests=32, max_length=128, backend=backend, cascade=cascade, debug=True)
+        plan.plan(batch)
+        wide = int(plan.work.counts[3])
+        assert wide == (2 if cascade else 0)  # 18 forks of 64 tokens in items of 16 rows
+        assert int((plan.work.rows[:wide]).sum()) == (18 if cascade else 0)
+        close(plan.run(0, cache, query, **extras(problem)), expected)
+
+
+def test_plans_stay_where_they_are() -> None:
+    """What a captured graph would read: the same memory, with every plan's own numbers."""
+    problem = make_problem()
+    cache, sequences = filled(problem, [100, 3, 0, 90], spare=8)
+    plan = DecodePlan(problem, max_requests=6, max_length=256, fixed_split=64, padded=True)
+    query, out = torch.zeros(6, problem.heads, problem.head_dim), torch.empty(6, problem.heads, problem.head_dim)
+    places = {plan.work.buffer.data_ptr(), plan.workspace.out.data_ptr()}
+    for lines in ([0, 1, 2, 3], [1], [3, 0], [2]):
+        batch = cache.batch([sequences[at] for at in lines])
+        plan.plan(batch)
+        query[: len(lines)] = queries(problem, len(lines))
+        plan.run(0, cache, query, out=out)
+        held = [at for at, line in enumerate(lines) if line != 2]
+        if held:
+            close(out[held], truth(problem, cache, batch, query[held]))
+        assert {plan.work.buffer.data_ptr(), plan.workspace.out.data_ptr()} == places
+        if 2 in lines:
+            assert not out[lines.index(2)].any()
+
+
+def test_work_is_cut_evenly() -> None:
+    """Items of one step have at most one size of chunk, no more of them than room, and cover every key once."""
+    keys = np.array([4096, 17, 0, 900])
+    zero = np.zeros_like(keys)
+    for target in (1, 4, 7, 40, 1000):
+        sizes = even_sizes(keys, target, 64, 16)
+        chunks = cut_keys(Tiles(zero, zero + 1, zero, zero, keys), sizes)
+        assert len(chunks.tile) <= max(target, 4) and len(set(sizes.tolist())) == 1
+        for tile, count in enumerate(keys.tolist()):
+            mine = chunks.tile == tile
+            assert chunks.start[mine][0] == 0 and chunks.end[mine][-1] == count
+            assert np.array_equal(chunks.start[mine][1:], chunks.end[mine][:-1])
+    assert even_sizes(keys, 1000, 64, 16)[0] == 64 and even_sizes(keys, 1, 64, 16)[0] == 4096
