@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from lowbit.errors import UnsupportedConfig
+from lowbit.kernels.gpu.large_plan import LargePlan
 from lowbit.kernels.gpu.plan import SCALE_BYTES, Plan
 
 MOST_PLANES = 3  # of a code: 7 bits are 4 + 2 + 1
@@ -24,49 +25,57 @@ class Binary:
     maps: tuple[dict[str, Any], ...]  # of the words of each plane, scales, zeros, x: block_size, elem_type, ...
 
 
-def rows_box(plan: Plan, groups: int, bits: int) -> list[int]:
+def rows_box(blocks: int, groups: int, bits: int) -> list[int]:
     """The box of scales or zeros fetched with a unit: lines of 16 bytes, at least eight of them."""
-    return [plan.BLOCKS, groups, bits // 2, 128 // bits]
+    return [blocks, groups, bits // 2, 128 // bits]
 
 
 @lru_cache(maxsize=512)
 def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
     """Compile, or take from Triton's cache on disk. scale_type: a key of SCALE_BYTES; x_type: "fp16" or "bf16".
 
-    Raises UnsupportedConfig where Triton is missing.
+    A LargePlan is one of the kernel for many tokens. Raises UnsupportedConfig where Triton is missing.
     """
     try:
-        from lowbit.kernels.gpu import compat, hopper_body
+        from lowbit.kernels.gpu import compat, hopper_body, large_body
     except ImportError as error:
         raise UnsupportedConfig(
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
         ) from error
     gl = compat.gl
     scale_bits = 8 * SCALE_BYTES[scale_type]
+    large = isinstance(plan, LargePlan)
+    blocks = plan.BLOCKS * plan.PARTS if isinstance(plan, LargePlan) else plan.BLOCKS
 
     def tile(kind: str, shape: list[int], bits: int) -> str:
         swizzle = 128 if shape[-1] * bits >= 1024 else 0
         layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
         return f"tensordesc<{kind}[{','.join(map(str, shape))}],{layout!r}>"
 
-    planes = {
-        f"w{i}_desc": tile("i32", [plan.BLOCKS, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)
-    }
+    planes = {f"w{i}_desc": tile("i32", [blocks, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)}
     absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
     scale_kind = "u8" if SCALE_BYTES[scale_type] == 1 else scale_type
-    signature = {
+    maps = {
         **planes,
-        "s_desc": tile(scale_kind, rows_box(plan, plan.SCALE_GROUPS, scale_bits), scale_bits),
-        "z_desc": tile("u8", rows_box(plan, plan.ZERO_GROUPS, 8), 8),
+        "s_desc": tile(scale_kind, rows_box(blocks, plan.SCALE_GROUPS, scale_bits), scale_bits),
+        "z_desc": tile("u8", rows_box(blocks, plan.ZERO_GROUPS, 8), 8),
         "x_desc": tile(x_type, [plan.BM, plan.BK], 16),
-        "y_ptr": f"*{x_type}",
-        "bias_ptr": f"*{x_type}",
-        "partial_ptr": "*i32",
-        "super_ptr": "*fp32",
-        **dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32"),
     }
-    constants = {**absent, "P": compat.Constants(plan), "num_warps": plan.WARPS}
-    kernel = compat.compile_kernel(hopper_body.matmul, signature, constants, 90, num_warps=plan.WARPS, maxnreg=maxnreg)
+    if large:
+        maps["y_desc"] = tile(x_type, [plan.BM, plan.BLOCKS * 64], 16)
+    pointers = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32", "super_ptr": "*fp32"}
+    numbers = ("m", "n", "k_tiles", "m_tiles", "base", "more", "grain")
+    if large:
+        pointers["lift_ptr"] = "*fp32"
+        numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more")
+    kernel = compat.compile_kernel(
+        large_body.matmul if large else hopper_body.matmul,
+        {**maps, **pointers, **dict.fromkeys(numbers, "i32")},
+        {**absent, "P": compat.Constants(plan), "num_warps": plan.WARPS},
+        90,
+        num_warps=plan.WARPS,
+        maxnreg=maxnreg,
+    )
     meta = kernel.metadata
-    maps = tuple(compat.map_kind(kind) for kind in meta.tensordesc_meta)
-    return Binary(meta.name, kernel.asm["cubin"], meta.shared, 32 * meta.num_warps, kernel.asm["ptx"], maps)
+    kinds = tuple(compat.map_kind(kind) for kind in meta.tensordesc_meta)
+    return Binary(meta.name, kernel.asm["cubin"], meta.shared, 32 * meta.num_warps, kernel.asm["ptx"], kinds)

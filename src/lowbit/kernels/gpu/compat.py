@@ -26,6 +26,8 @@ VERSION: tuple[int, int] = tuple(int(part) for part in triton.__version__.split(
 
 # Renamed in 3.7: one name here for both.
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+copy_from_shared = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+store_wait = tma.store_wait
 
 
 class Constants:
@@ -86,6 +88,7 @@ __all__ = [
     "Constants",
     "compile_kernel",
     "compile_plain",
+    "copy_from_shared",
     "copy_to_shared",
     "fence_async_shared",
     "gdc_launch_dependents",
@@ -95,6 +98,7 @@ __all__ = [
     "map_kind",
     "mbarrier",
     "mma_v2",
+    "store_wait",
     "tl",
     "triton",
     "warpgroup_mma",

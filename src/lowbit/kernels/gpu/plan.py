@@ -110,6 +110,7 @@ class Plan:
     AWAIT_ONE: str = ptx.AWAIT_ONE[0]
     AWAIT_ONE_CONSTRAINTS: str = ptx.AWAIT_ONE[1]
     EMPTY: int = ptx.EMPTY
+    SCALED: bool = False  # the decode multiplies by the scales of groups of any size
 
 
 def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
@@ -162,7 +163,7 @@ def _signed(word: int) -> int:
 def fetched_groups(config: TileConfig, format: WeightFormat, value_bytes: int) -> int:  # noqa: A002
     """Rows of scales or zero points fetched with a unit, of 64 values each: a box has at least 128 bytes."""
     groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
-    return max(groups, 2 // (config.row_blocks * value_bytes))
+    return max(groups, 1, 2 // (config.row_blocks * value_bytes))
 
 
 def stage_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002

@@ -68,16 +68,21 @@ def _rows_layout(warps, blocks, lines, groups=1):
 
 
 @gluon.jit
-def scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
-    values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
-    values = gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True)
-    if tile.dtype == gl.uint8:  # e8m0: the exponent of a float; 0 is 2^-127, which is subnormal, and 255 NaN
+def _as_float(values):
+    """Scales as float32. A byte is e8m0, the exponent of a float: 0 is 2^-127, which is subnormal, and 255 NaN."""
+    if values.dtype == gl.uint8:
         exponent = values.to(gl.int32)
         number = gl.maximum(exponent << 23, 0x00400000)
         return gl.where(exponent == 255, 0x7FC00000, number).to(gl.float32, bitcast=True)
     else:
         return values.to(gl.float32)
+
+
+@gluon.jit
+def scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
+    """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
+    values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
+    return _as_float(gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True))
 
 
 @gluon.jit
@@ -111,6 +116,28 @@ def _zeros(tile, group: gl.constexpr, pieces: gl.constexpr, HALVES: gl.constexpr
                 number = z * P.ZERO_FACTORS[2 * b3 + 1] + P.ZERO_OFFSETS[2 * b3 + 1]
                 second = _spread(number, pieces, HALVES, J1S, P.BLOCKS)
         operands = operands + (gl.convert_layout(gl.join(first, second), pieces, assert_trivial=True),)
+    return operands
+
+
+@gluon.jit
+def _group_scales(
+    tile,
+    group: gl.constexpr,
+    lift,
+    x_type: gl.constexpr,
+    pieces: gl.constexpr,
+    HALVES: gl.constexpr,
+    J1S: gl.constexpr,
+    P: gl.constexpr,
+):
+    """The two operands of a decode that hold the scales of rows b3 = 0 and 1, times `lift`, in x's type and twice."""
+    values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
+    number = (_as_float(values) * lift).to(x_type).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
+    rows = gl.split(gl.permute(gl.reshape(number, [P.BLOCKS, 4, 2, 8]), (0, 1, 3, 2)))
+    operands = ()
+    for b3 in gl.static_range(2):
+        spread = _spread(rows[b3], pieces, HALVES, J1S, P.BLOCKS)
+        operands = operands + (gl.convert_layout(gl.join(spread, spread), pieces, assert_trivial=True),)
     return operands
 
 
@@ -220,9 +247,11 @@ def weights(
     x_type: gl.constexpr,
     a_layout: gl.constexpr,
     P: gl.constexpr,
+    lift=1.0,
 ):
     """Columns [chunk, chunk + 1) * CHUNK of a tile, from shared memory to the registers of the A operand.
 
+    With P.SCALED they are times their group's scale times `lift`.
     Nothing moves between threads: the compiler proves it, or refuses.
     """
     HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
@@ -235,6 +264,8 @@ def weights(
         operands = operands + _zeros(z_tile, group, pieces, HALVES, J1S, P)
     if P.INSIDE:
         operands = operands + _inner_scales(s_tile, chunk, pieces, P)
+    if P.SCALED:
+        operands = operands + _group_scales(s_tile, group, lift, x_type, pieces, HALVES, J1S, P)
     a, b, c, d, e, f, g, h = _decode(operands, x_type, P.DECODE, P.CONSTRAINTS)
     w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
     # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2

@@ -13,7 +13,7 @@ the word as long as it ends inside the mantissa.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowbit.packing.tiles import PLANES
 
@@ -30,7 +30,8 @@ class Decode:
     (0, 1), (1, 0), (1, 1): z * multiplier + offset as integers. zero_numbers: they are instead the number z - 128 in
     bf16, twice. factor: what the decoded numbers have to be multiplied by, a power of two. raised: the bit of a 1-bit
     plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round. scaled: two operands more
-    hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for i2 = 0 and 1.
+    hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for i2 = 0 and 1. multiplied: the last two operands hold a
+    number of x's type twice, the scale of a whole group (times_scales).
     """
 
     body: tuple[str, ...]
@@ -40,6 +41,7 @@ class Decode:
     factor: float = 1.0
     raised: bool = False
     scaled: bool = False
+    multiplied: bool = False
 
     @property
     def words(self) -> int:
@@ -49,7 +51,8 @@ class Decode:
     @property
     def inputs(self) -> int:
         """Registers read: two for each operand."""
-        return 2 * (self.words + (2 if self.zeros or self.zero_numbers or self.scaled else 0))
+        operands = self.words + (2 if self.zeros or self.zero_numbers or self.scaled else 0)
+        return 2 * (operands + (2 if self.multiplied else 0))
 
     @property
     def text(self) -> str:
@@ -62,6 +65,17 @@ class Decode:
     @property
     def constraints(self) -> str:
         return ",".join(["=&r"] * OUTPUTS + ["r"] * self.inputs)
+
+
+def times_scales(decode: Decode, x_type: str) -> Decode:
+    """The same numbers times the scale of their row and group, rounded to x's type."""
+    code = Lines()
+    for i2 in range(2):
+        for i1 in range(2):
+            for b3 in range(2):
+                out = output(i2, i1, b3)
+                code.add(f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, word(decode.inputs // 2 + b3, i2), to=out)
+    return replace(decode, body=decode.body + tuple(code.lines), multiplied=True)
 
 
 def words_of(bits: int) -> int:
