@@ -9,9 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from lowbit.formats import parse_format
-from lowbit.kernels.gpu.plan import HopperConfig, plan_for
+from lowbit.kernels.gpu.large_plan import LargeConfig, large_plan
+from lowbit.kernels.gpu.plan import HopperConfig, Plan, plan_for
 
-Job = tuple[HopperConfig, str, str]  # configuration, format, type of x: "fp16" or "bf16"
+Job = tuple[HopperConfig | LargeConfig, str, str]  # configuration, format, type of x: "fp16" or "bf16"
 
 
 def compile_one(job: Job) -> None:
@@ -19,11 +20,21 @@ def compile_one(job: Job) -> None:
 
     config, name, x_type = job
     weight_format = parse_format(name)
-    build(plan_for(config, weight_format, x_type, False), weight_format.scale.dtype, x_type, config.maxnreg)
+    if isinstance(config, LargeConfig):
+        plan: Plan = large_plan(config, weight_format, x_type, False, True)
+    else:
+        plan = plan_for(config, weight_format, x_type, False)
+    build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+
+
+def _kernel_of(config: HopperConfig | LargeConfig) -> HopperConfig | LargeConfig:
+    """What differs only in how work is shared out is the same kernel."""
+    if isinstance(config, LargeConfig):
+        return replace(config, band=1, ctas_per_sm=1, whole_tiles=False)
+    return replace(config, even_runs=False, ctas_per_sm=1)
 
 
 def compile_all(jobs: Iterable[Job]) -> None:
-    """What differs only in how work is shared out is the same kernel."""
-    kernels = {(replace(config, even_runs=False, ctas_per_sm=1), *rest) for config, *rest in jobs}
+    kernels = {(_kernel_of(config), *rest) for config, *rest in jobs}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, kernels))

@@ -46,6 +46,8 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
     for name in FAMILIES if backend == "auto" else (backend,):
         family = get_family(name)
         reason = family.legal(None, problem)
+        if reason is None and backend == "auto":
+            reason = family.slower(problem)
         if reason is None:
             if name != "reference" and (tuned := tuned_choice(problem, comparable(name, backend))):
                 return Choice(tuned.family, tuned.config, tuple(passed), tuned.origin)

@@ -13,6 +13,7 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.problem import KernelConfig, Problem
 
 FAMILIES: dict[str, str] = {
+    "hopper_large": "lowbit.kernels.gpu.large",
     "hopper": "lowbit.kernels.gpu.hopper",
     "cpu": "lowbit.kernels.cpu.family",
     "reference": "lowbit.kernels.reference",

@@ -26,6 +26,10 @@ class KernelFamily(ABC):
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         """None if the family serves the problem (with this config, or with any), else the reason it does not."""
 
+    def slower(self, problem: Problem) -> str | None:
+        """Why "auto" leaves a legal problem to the families after this one, or None where it is the fastest."""
+        return None
+
     @abstractmethod
     def default(self, problem: Problem) -> KernelConfig:
         """The config used when nothing better is known. The problem is legal."""

@@ -64,7 +64,7 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
     if large:
         maps["y_desc"] = tile(x_type, [plan.BM, plan.BLOCKS * 64], 16)
     pointers = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32", "super_ptr": "*fp32"}
-    numbers = ("m", "n", "k_tiles", "m_tiles", "base", "more", "grain")
+    numbers: tuple[str, ...] = ("m", "n", "k_tiles", "m_tiles", "base", "more", "grain")
     if large:
         pointers["lift_ptr"] = "*fp32"
         numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more")

@@ -81,7 +81,7 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
     return None
 
 
-def _unserved_device(index: int) -> str | None:
+def unserved_device(index: int) -> str | None:
     """Why a device cannot run the kernel, or None."""
     device = gpu(index)
     if device is None:
@@ -217,7 +217,7 @@ class Hopper(KernelFamily):
             return "sections: it serves one format for all of k"
         if problem.x_dtype not in X_TYPES:
             return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if reason := _unserved_device(problem.index):
+        if reason := unserved_device(problem.index):
             return reason
         if config is None:
             return None

@@ -7,11 +7,10 @@ The operands are those of hopper_body.py, and:
 
 What differs from the kernel for few tokens: weights are multiplied by their scales while they are decoded, so that a
 warpgroup has no registers of partial sums and its tile can be 128 rows by 128 tokens, or 64 by 256; PARTS warpgroups
-share the tokens of a tile, each with rows of its own; the next weights are decoded while the tensor cores work on two
-steps before.
+share the tokens of a tile, each with rows of its own; the next weights are decoded while the tensor cores work.
 
-Work. Tiles of y are numbered in bands of `band` tiles of rows. The first `striped` tiles are cut into equal runs of units,
-as in hopper_body.py; the others are whole, and CTA c takes every grid-th of them, from the c-th on.
+Work. Tiles of y are numbered in bands of `band` tiles of rows. The first `striped` tiles are cut into equal runs of
+units, as in hopper_body.py; the others are whole, and CTA c takes every grid-th of them, from the c-th on.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from lowbit.kernels.gpu.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from lowbit.kernels.gpu.hopper_weights import acc_layout, weights
 from lowbit.kernels.gpu.large_sums import finish, wait_for_stores
+from lowbit.kernels.gpu.weights import acc_layout, weights
 
 
 @gluon.jit

@@ -15,6 +15,7 @@ from lowbit.packing.tiles import PLANES
 
 NAME = "hopper_large"
 REGISTERS = 65536  # of a multiprocessor
+SMEM_SM = 233_472  # bytes of a multiprocessor, of which every CTA takes 1024 more than it asks for
 
 
 @dataclass(frozen=True, eq=True)
@@ -34,6 +35,7 @@ class LargeConfig(KernelConfig):
     chunk: int = 64  # columns decoded at a time
     maxnreg: int = 168
     band: int = 1
+    ctas_per_sm: int = 1
     whole_tiles: bool = False  # no tile of y is shared between CTAs
 
     def __hash__(self) -> int:
@@ -114,7 +116,8 @@ def smem_bytes(config: LargeConfig, format: WeightFormat) -> int:  # noqa: A002
 
 def fitting(config: LargeConfig, format: WeightFormat) -> LargeConfig:  # noqa: A002
     """The configuration with as many stages as fit."""
-    while config.stages > 2 and smem_bytes(config, format) > SMEM_LIMIT:
+    limit = min(SMEM_LIMIT, SMEM_SM // config.ctas_per_sm - 1024)
+    while config.stages > 2 and smem_bytes(config, format) > limit:
         config = replace(config, stages=config.stages - 1)
     return config
 
@@ -139,6 +142,6 @@ def illegal_config(config: LargeConfig, format: WeightFormat) -> str | None:  # 
         return f"block_k={config.block_k}: whole groups of {format.grouping.size}, or a part of one"
     if (size := smem_bytes(config, format)) > SMEM_LIMIT:
         return f"{size} bytes of shared memory: a CTA has {SMEM_LIMIT}; take fewer stages"
-    if config.threads * config.maxnreg > REGISTERS:
+    if config.threads * config.maxnreg * config.ctas_per_sm > REGISTERS:
         return f"{config.threads} threads of {config.maxnreg} registers: a multiprocessor has {REGISTERS}"
     return None

@@ -1,14 +1,14 @@
 """The end of a tile of y in the kernel for many tokens: partial sums published, or added up, and results stored.
 
-A slot is what one partition of one CTA publishes: hopper_sums.py. It is read in pieces, because the sums themselves may
+A slot is what one partition of one CTA publishes: sums.py. It is read in pieces, because the sums themselves may
 take half of the registers.
 """
 
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import copy_from_shared, fence_async_shared, gl, gluon, store_wait
-from lowbit.kernels.gpu.hopper_sums import awaited, from_slot, slot_layout, slot_places, to_slot
-from lowbit.kernels.gpu.hopper_weights import acc_layout
+from lowbit.kernels.gpu.sums import awaited, from_slot, slot_layout, slot_places, to_slot
+from lowbit.kernels.gpu.weights import acc_layout
 
 PIECE = gl.constexpr(8)  # lines of 16 bytes of every thread that are read at a time
 
@@ -72,7 +72,7 @@ def finish(
     SLOT: gl.constexpr = P.BLOCKS * 64 * P.BM
     sums: gl.constexpr = acc_layout(True, P.WARPS, P.BM)
     if stop < k_tiles:
-        places, own = slot_places(P)
+        places, _last = slot_places(P)
         bits = to_slot(acc, P).to(gl.int32, bitcast=True)
         slot = partial_ptr + (pid * P.PARTS + part_of) * SLOT
         gl.store(slot + places, gl.where(bits == P.EMPTY, 0x7FFFFFFF, bits))

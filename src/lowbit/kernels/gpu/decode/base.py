@@ -74,7 +74,12 @@ def times_scales(decode: Decode, x_type: str) -> Decode:
         for i1 in range(2):
             for b3 in range(2):
                 out = output(i2, i1, b3)
-                code.add(f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, word(decode.inputs // 2 + b3, i2), to=out)
+                code.add(
+                    f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}",
+                    out,
+                    word(decode.inputs // 2 + b3, i2),
+                    to=out,
+                )
     return replace(decode, body=decode.body + tuple(code.lines), multiplied=True)
 
 

@@ -1,0 +1,216 @@
+"""The Hopper family for many tokens: weights of 1 to 8 bits with fp16 or bf16 activations on compute capability 9.0.
+
+    y[m, n] = sum over k of x[m, k] * W[n, k] + bias[n],   W = number(code, zero) * scale, packed as fragments
+
+Weights are multiplied by their scales as they are decoded, so each is rounded to x's type once, as it is in a weight
+that torch multiplies. So that none overflows or becomes subnormal in fp16, the scales are first multiplied by a power
+of two that brings the largest weight below 2^15, and the sums by its inverse. The kernel is large_body.py.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.formats import WeightFormat
+from lowbit.kernels.family import KernelFamily
+from lowbit.kernels.gpu import driver
+from lowbit.kernels.gpu.hopper import X_TYPES, illegal_format, multiprocessors, unserved_device
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
+from lowbit.kernels.gpu.large_shapes import choose_large
+from lowbit.kernels.gpu.workspace import workspace
+from lowbit.kernels.problem import KernelConfig, Problem
+from lowbit.packing import PackedWeight
+from lowbit.packing.fragment import blocks
+
+FEWEST_TOKENS = 65  # from where "auto" takes it
+_KEPT = 64  # maps of x and y, and splits of m, for each weight
+_WASTE = 1.05  # of the multiprocessors, up to where tiles stay whole or are cut into equal parts
+
+
+def lift_of(weight: PackedWeight, x_type: str, factor: float) -> Tensor:
+    """What scales are multiplied by before they are rounded to x's type, and what sums are: float32 [2], on w's device.
+
+    factor: what the decoded numbers have to be multiplied by. Does not wait for the device.
+    """
+    if x_type == "bf16" or weight.format.scale.super is not None:
+        return torch.ones(2, device=weight.device)
+    scales = weight.scales
+    size = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float().abs()
+    largest = torch.where(size.isfinite(), size, 0).amax()
+    numbers = weight.format.element.values().double()
+    most = float(numbers[numbers.isfinite()].abs().max()) if weight.zeros is None else float(1 << weight.format.bits)
+    _, exponent = torch.frexp(largest * max(1.0, most / factor))
+    up = torch.exp2((15 - exponent).clamp(-100, 100).float())
+    return torch.stack([up, 1 / up])
+
+
+def shared_out(config: LargeConfig, tiles: int, k_tiles: int, most: int) -> tuple[int, int]:
+    """CTAs, and how many tiles are cut into runs, on `most` multiprocessors."""
+    if config.whole_tiles:
+        return min(tiles, most), 0
+    waves, rest = divmod(tiles, most)
+    if rest == 0 or (waves + 1) * most < _WASTE * tiles:
+        return min(tiles, most), 0
+    if waves:
+        return most, rest + most
+    parts = most // tiles  # of each tile, which then end where tiles end
+    ctas = tiles * parts if tiles * parts * _WASTE >= most else most
+    return min(ctas, tiles * k_tiles), tiles
+
+
+class Prepared:
+    """A compiled kernel bound to one weight: a call fills in x, y and bias."""
+
+    def __init__(self, config: LargeConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> None:
+        from lowbit.kernels.gpu.build import build
+
+        self.config = config
+        self.n, self.k = weight.shape
+        self.device = weight.device.index or 0
+        x_type = X_TYPES[x_dtype]
+        self._bulk = self.n % 8 == 0
+        plan = large_plan(config, weight.format, x_type, bias, self._bulk)
+        binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
+        function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
+        slots: list[int] = []
+        maps = []
+        for rank in (*(3,) * len(plan.PLANES), 4, 4, 2, 2):
+            maps.append(len(slots))
+            slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
+        self._at = len(slots)
+        slots += [8] * 5 + [4] * 9 + [8] * 2
+        self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
+        self._lock = Lock()
+        self._maps = {name: (self._launch.addresses[maps[i]], binary.maps[i]) for name, i in (("x", -2), ("y", -1))}
+        self._kept: dict[tuple[str, int, int], bytes] = {}
+        self._now: dict[str, tuple[str, int, int]] = {}
+        self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        self._lift = lift_of(weight, x_type, plan.FACTOR)
+        self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
+        words = weight.words.view(blocks(self.n), -1, 32)
+        at = 0
+        for slot, kind, plane in zip(maps, binary.maps, plan.PLANES, strict=False):
+            width = blocks(self.k) * 4 * plane
+            part = words[:, at : at + width]
+            driver.encode_map(self._launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
+            at += width
+        for i, values in ((-4, weight.scales), (-3, weight.zeros)):
+            if values is not None:  # rows of 64 values as lines of 16 bytes
+                lines = values.view(*values.shape[:2], *binary.maps[i]["block_size"][2:])
+                slot = self._launch.addresses[maps[i]]
+                driver.encode_map(slot, binary.maps[i], lines.data_ptr(), lines.shape, lines.stride())
+
+    def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
+        """x [m, k], rows a multiple of 16 bytes apart and aligned; y [m, n] is written."""
+        m = x.shape[0]
+        split = self._splits.get(m)
+        if split is None:
+            if len(self._splits) >= _KEPT:
+                self._splits.clear()
+            split = self._splits[m] = self._split(m)
+        ctas, words, arguments = split
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        partial = workspace(self.device, stream, words).data_ptr()
+        bias_pointer = 0 if bias is None else bias.data_ptr()
+        with self._lock:
+            self._set_map("x", x)
+            if self._bulk:
+                self._set_map("y", y)
+            self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial, *arguments)
+            self._launch(ctas, stream)
+
+    def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
+        """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
+        config = self.config
+        k_tiles = -(-self.k // config.block_k)
+        m_tiles = -(-m // config.block_m)
+        n_tiles = -(-self.n // config.rows)
+        tiles = n_tiles * m_tiles
+        ctas, striped = shared_out(config, tiles, k_tiles, config.ctas_per_sm * multiprocessors(self.device))
+        base, more = divmod(striped * k_tiles, ctas)
+        words = ctas * config.rows * config.block_m if striped else 0
+        band = min(config.band, n_tiles)
+        numbers = (m, self.n, k_tiles, m_tiles, tiles, band, striped, base, more)
+        return ctas, words, (self._super, self._lift.data_ptr(), *numbers)
+
+    def _set_map(self, name: str, values: Tensor) -> None:
+        key = (name, values.data_ptr(), values.shape[0])
+        if key == self._now.get(name):
+            return
+        target, kind = self._maps[name]
+        kept = self._kept.get(key)
+        if kept is None:
+            driver.encode_map(target, kind, key[1], tuple(values.shape), tuple(values.stride()))
+            if len(self._kept) >= 2 * _KEPT:
+                self._kept.clear()
+            self._kept[key] = driver.read_map(target)
+        else:
+            driver.write_map(target, kept)
+        self._now[name] = key
+
+
+class Large(KernelFamily):
+    name = NAME
+    config_type = LargeConfig
+    summary = "tiles of 128 tokens and more, weights times their scales as they are decoded, on H100 and H200"
+
+    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
+        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+
+    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
+        if problem.device != "cuda":
+            return f"weights on {problem.device}: it runs on CUDA devices"
+        if reason := illegal_format(problem.format):
+            return reason
+        if problem.layout != "fragment":
+            return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
+        if problem.sections:
+            return "sections: it serves one format for all of k"
+        if problem.x_dtype not in X_TYPES:
+            return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
+        if problem.batch_invariant:
+            return "batch_invariant: a tile's place in the grid decides how its columns are cut"
+        if reason := unserved_device(problem.index):
+            return reason
+        if config is None:
+            return None
+        if not isinstance(config, LargeConfig):
+            return f"a configuration of {config.family!r}: it takes LargeConfig"
+        return illegal_config(config, problem.format)
+
+    def slower(self, problem: Problem) -> str | None:
+        return None if problem.m >= FEWEST_TOKENS else f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on"
+
+    def default(self, problem: Problem) -> LargeConfig:
+        return choose_large(problem)
+
+    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert isinstance(config, LargeConfig)
+        m = x.shape[0]
+        y = x.new_empty(m, weight.shape[0])
+        if m == 0:
+            return y
+        if weight.perm is not None:
+            x = x.index_select(1, weight.perm)
+        if x.shape[1] % 8:
+            x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
+        elif x.data_ptr() % 16:
+            x = x.clone()
+        key = (config, x.dtype, bias is not None)
+        handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
+        prepared = handles.get(key)
+        if prepared is None:
+            prepared = handles[key] = Prepared(config, weight, x.dtype, bias is not None)
+        if torch._C._cuda_getDevice() == prepared.device:
+            prepared(x, y, bias)
+        else:
+            with torch.cuda.device(prepared.device):
+                prepared(x, y, bias)
+        return y
+
+
+FAMILY = Large()
