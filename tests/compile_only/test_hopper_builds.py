@@ -84,4 +84,5 @@ def test_no_tuned_configuration_spills(tmp_path: Path) -> None:
     rows = table("nvidia_h200.json")
     assert rows
     for (family, name, *_), values in rows.items():
-        _check(HopperConfig(family, **values), name, "fp16", tmp_path)
+        if family == NAME:
+            _check(HopperConfig(family, **values), name, "fp16", tmp_path)

@@ -9,7 +9,7 @@ import torch
 
 from lowbit.formats import parse_format
 from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
-from lowbit.kernels.gpu.decode import OUTPUTS, decode_of
+from lowbit.kernels.gpu.decode import OUTPUTS, decode_of, times_scales
 from lowbit.kernels.gpu.decode.tables import table_numbers
 from lowbit.packing import FRAGMENT
 from lowbit.packing.tiles import PLANES
@@ -43,13 +43,20 @@ def _operands(words: np.ndarray, bits: int, raised: bool) -> list[np.ndarray]:
 
 
 def _decoded(
-    element: Element, x_type: str, codes: torch.Tensor, zero: np.ndarray | None, scale: np.ndarray | None = None
+    element: Element,
+    x_type: str,
+    codes: torch.Tensor,
+    zero: np.ndarray | None,
+    scale: np.ndarray | None = None,
+    times: np.ndarray | None = None,
 ) -> np.ndarray:
     """codes [64, 64] packed as fragments, decoded lane by lane, put back to rows and columns.
 
-    zero: [64] or None. scale: e4m3 bytes [64, 4] or None.
+    zero: [64] or None. scale: e4m3 bytes [64, 4] or None. times: bits of x's type [64], what a row is multiplied by.
     """
     decode = decode_of(element, x_type, zero is not None, scale is not None)
+    if times is not None:
+        decode = times_scales(decode, x_type)
     inputs = _operands(FRAGMENT.pack(codes, element.bits).numpy().view(np.uint32)[0], element.bits, decode.raised)
     out = np.full((64, 64), np.nan)
     tile, lane, j1 = np.meshgrid(np.arange(4), np.arange(32), np.arange(2), indexing="ij")
@@ -67,6 +74,9 @@ def _decoded(
         for b3 in range(2):
             row = tile * 16 + b3 * 8 + lane // 4
             inputs += [scale[row, 2 * j1 + i2].astype(np.uint32) * np.uint32(0x101) for i2 in range(2)]
+    if times is not None:
+        for b3 in range(2):
+            inputs += [times[tile * 16 + b3 * 8 + lane // 4].astype(np.uint32) * np.uint32(0x10001)] * 2
     assert len(inputs) == decode.inputs
     results = emulator.run(decode.text, OUTPUTS, inputs)
     for index, result in enumerate(results):
@@ -122,6 +132,25 @@ def test_every_e2m1_code_with_every_e4m3_scale_is_exact(x_type: str) -> None:
     scale = np.arange(256).reshape(64, 4)
     expected = numbers[codes.numpy()] * np.repeat(scale_numbers[scale], 16, axis=1)
     assert np.array_equal(_decoded(element, x_type, codes, None, scale), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
+def test_a_number_times_its_scale_is_rounded_once(element: Element, zero: bool, x_type: str) -> None:
+    if zero and not isinstance(element, Int):
+        return
+    count = 3 if isinstance(element, Ternary) else 1 << element.bits
+    generator = torch.Generator().manual_seed(0)
+    codes = (torch.randperm(64 * 64, generator=generator) % count).to(torch.uint8).reshape(64, 64)
+    zeros = np.arange(64) % count if zero else None
+    scales = (torch.randn(64, generator=generator) / 16).to(TYPES[x_type])
+    factor = decode_of(element, x_type, zero).factor
+    exact = codes.double().numpy() - zeros[:, None] if zeros is not None else _numbers(element, x_type)[codes.numpy()]
+    expected = (torch.from_numpy(exact) / factor * scales.double()[:, None]).to(TYPES[x_type]).double().numpy() * factor
+    bits = scales.view(torch.int16).numpy().view(np.uint16)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        assert np.array_equal(_decoded(element, x_type, codes, zeros, times=bits), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])

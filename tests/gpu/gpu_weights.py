@@ -17,7 +17,9 @@ from lowbit.formats.element import Codebook
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers
 from lowbit.kernels.gpu.heuristic import choose_config
-from lowbit.kernels.gpu.plan import HopperConfig, plan_for
+from lowbit.kernels.gpu.large_plan import LargeConfig, fitting, large_plan
+from lowbit.kernels.gpu.large_shapes import choose_large
+from lowbit.kernels.gpu.plan import HopperConfig, Plan, plan_for
 from lowbit.packing import PackedWeight, pack_as
 
 FORMATS = [
@@ -45,14 +47,15 @@ def default_config(name: str, m: int, n: int = 4096, k: int = 4096, *, invariant
 
 def shipped() -> list[HopperConfig]:
     """Every configuration the tables and the heuristic can give for int4_g128."""
-    found = [HopperConfig(family, **values) for (family, *_), values in table("nvidia_h200.json").items()]
+    rows = table("nvidia_h200.json").items()
+    found = [HopperConfig(family, **values) for (family, *_), values in rows if family == "hopper"]
     for m in (8, 16, 32, 64):
         for n in (4096, 28672):
             found += [default_config("int4_g128", m, n), default_config("int4_g128", m, n, invariant=True)]
     return sorted(set(found), key=str)
 
 
-Job = tuple[HopperConfig, str, str, bool]
+Job = tuple[HopperConfig | LargeConfig, str, str, bool]
 
 
 def compile_one(job: Job) -> None:
@@ -60,7 +63,27 @@ def compile_one(job: Job) -> None:
 
     config, name, x_type, bias = job
     weight_format = parse_format(name)
-    build(plan_for(config, weight_format, x_type, bias), weight_format.scale.dtype, x_type, config.maxnreg)
+    if isinstance(config, LargeConfig):
+        plan: Plan = large_plan(config, weight_format, x_type, bias, True)
+    else:
+        plan = plan_for(config, weight_format, x_type, bias)
+    build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+
+
+def large_jobs() -> list[Job]:
+    """Kernels for many tokens that the tests launch."""
+    half = torch.float16
+
+    def config(name: str, m: int) -> LargeConfig:
+        return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", half, half, "cuda"))
+
+    jobs: list[Job] = [(config(name, 65), name, "fp16", False) for name in FORMATS]
+    jobs += [(config(name, m), name, x, False) for name in SEVERAL_TILES for m in (1, 65) for x in ("fp16", "bf16")]
+    jobs.append((config("int4_g128", 65), "int4_g128", "fp16", True))
+    for block_m, row_blocks in ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1), (256, 1)):
+        tile = replace(config("int4_g128", 65), block_m=block_m, row_blocks=row_blocks, stages=8)
+        jobs.append((fitting(tile, parse_format("int4_g128")), "int4_g128", "fp16", False))
+    return [(replace(job[0], band=1), *job[1:]) for job in jobs]  # type: ignore[arg-type]
 
 
 def compile_all() -> None:
@@ -73,6 +96,7 @@ def compile_all() -> None:
     jobs += [
         (default_config(name, m, *ODD_SIZE), name, "fp16", False) for name in PLANES_AND_TABLES for m in (8, 32, 64)
     ]
+    jobs += large_jobs()
     jobs += [(replace(config, whole_tiles=False), *rest) for config, *rest in set(jobs)]  # type: ignore[list-item]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, set(jobs)))

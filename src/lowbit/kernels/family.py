@@ -34,6 +34,10 @@ class KernelFamily(ABC):
     def default(self, problem: Problem) -> KernelConfig:
         """The config used when nothing better is known. The problem is legal."""
 
+    def tokens(self, problem: Problem) -> int:
+        """The number of tokens of the shipped rows that serve a problem: those of a tile. 0: none do."""
+        return getattr(self.default(problem), "block_m", 0)
+
     @abstractmethod
     def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [m, k] contiguous -> y [m, n] in x's dtype. bias [n] in x's dtype. Arguments are checked already."""

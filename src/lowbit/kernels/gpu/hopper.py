@@ -25,7 +25,7 @@ from lowbit.hardware import gpu
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.decode import SERVED, is_decoded
-from lowbit.kernels.gpu.heuristic import choose_config
+from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.plan import NAME, SCALE_BYTES, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
@@ -229,6 +229,9 @@ class Hopper(KernelFamily):
 
     def default(self, problem: Problem) -> HopperConfig:
         return choose_config(problem)
+
+    def tokens(self, problem: Problem) -> int:
+        return tile_tokens(problem.m) if problem.m <= 64 or problem.batch_invariant else 0
 
     def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(config, HopperConfig)

@@ -27,6 +27,7 @@ from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import blocks
 
 FEWEST_TOKENS = 65  # from where "auto" takes it
+TABLE_TOKENS = (64, 96, 128, 192, 256, 512, 1024, 4096)  # a shipped row serves what is nearest below it
 _KEPT = 64  # maps of x and y, and splits of m, for each weight
 _WASTE = 1.05  # of the multiprocessors, up to where tiles stay whole or are cut into equal parts
 
@@ -183,10 +184,15 @@ class Large(KernelFamily):
         return illegal_config(config, problem.format)
 
     def slower(self, problem: Problem) -> str | None:
-        return None if problem.m >= FEWEST_TOKENS else f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on"
+        if problem.m < FEWEST_TOKENS:
+            return f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on"
+        return "no card has run it yet: backend='hopper_large' takes it"
 
     def default(self, problem: Problem) -> LargeConfig:
         return choose_large(problem)
+
+    def tokens(self, problem: Problem) -> int:
+        return next((tokens for tokens in TABLE_TOKENS if problem.m <= tokens), TABLE_TOKENS[-1])
 
     def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(config, LargeConfig)
