@@ -18,6 +18,7 @@ from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
 
 BACKENDS: dict[str, str] = {
+    "gpu": "lowbit.kernels.gpu.attention",
     "cpu": "lowbit.kernels.attention.cpu",
     "reference": "lowbit.kernels.attention.reference",
 }

@@ -29,6 +29,20 @@ copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_sh
 copy_from_shared = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 store_wait = tma.store_wait
 
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU
+
+if INTERPRETED:
+    # Ranges of Triton 3.6 turn arrays of one entry into int, which NumPy 2.4 refuses.
+    from triton.runtime import interpreter
+
+    _patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch(tensor: Any, scope: Any) -> None:
+        _patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch
+
 
 class Constants:
     """The fields of a frozen dataclass as Triton constants; one compile-time argument with a stable text."""
@@ -84,6 +98,7 @@ def _compile(
 
 
 __all__ = [
+    "INTERPRETED",
     "VERSION",
     "Constants",
     "compile_kernel",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import pack
+
 EMPTY = -1  # what an empty slot of the workspace holds, as int32: a NaN that no arithmetic produces
 
 
@@ -22,3 +24,53 @@ def _await(count: int) -> tuple[str, str]:
 
 AWAIT = _await(4)
 AWAIT_ONE = _await(1)
+
+
+def cache_decode(bits: int, is_float: bool, zero: int, scaled: bool, offset: bool, hardware: bool) -> tuple[str, str]:
+    """Two 16-bit words of a cache's codes -> 16 / bits registers, each with the fp16 numbers of both words.
+
+    -> text and constraints of inline assembly with pack=2. Operands: the words; with `scaled` the fp16 scales of both,
+    with `offset` also what is added. zero: 1024 + the code of zero. hardware: there is a conversion from e4m3
+    (compute capability 8.9); the code without it makes numbers of NaN (480), which a cache holds only of NaN.
+    """
+    parts = 16 // bits
+    words, scale, add = (f"${parts + i}" for i in range(3))
+    twice = 0x00010001
+    if is_float and hardware:
+        lines = [
+            ".reg .b16 a, b;", f"prmt.b32 t, {words}, 0, 0x3120;", "mov.b32 {a, b}, t;",
+            "cvt.rn.f16x2.e4m3x2 $0, a;", "cvt.rn.f16x2.e4m3x2 $1, b;",
+        ]  # fmt: skip
+    elif is_float:
+        lines = [f"mov.b32 u, {0x5C00 * twice};", f"shl.b32 $0, {words}, 8;", f"mov.b32 $1, {words};"]
+        for j in range(2):  # the sign stays, the rest goes down by one: 2^-8 of the number
+            lines += [f"shr.u32 t, ${j}, 1;", f"and.b32 t, t, {0x3F80 * twice};"]
+            lines += [f"lop3.b32 ${j}, ${j}, {0x8000 * twice}, t, 0xEA;", f"mul.rn.f16x2 ${j}, ${j}, u;"]
+    elif bits == 8:
+        lines = [f"mov.b32 u, {_magic(zero)};", "mov.b32 t, 0x64646464;"]
+        for j in range(2):  # 1024 + code
+            lines += [f"prmt.b32 ${j}, {words}, t, {0x4240 + 0x0101 * j};", f"sub.rn.f16x2 ${j}, ${j}, u;"]
+    else:
+        # 1024 + code for nibbles 0 and 2; 1024 + 16 code for 1 and 3, a sixteenth of which is 64 + code
+        lines = [
+            f"mov.b32 u, {_magic(zero)};", f"mov.b32 v, {0x2C00 * twice};", f"mov.b32 w, {_magic(-(zero - 960))};",
+            f"shr.u32 t, {words}, 8;",
+        ]  # fmt: skip
+        for j in range(4):
+            source = words if j < 2 else "t"
+            mask = (0xF0 if j % 2 else 0x0F) * twice
+            lines += [f"lop3.b32 ${j}, {source}, {mask}, {0x6400 * twice}, 0xEA;"]
+            lines += [f"fma.rn.f16x2 ${j}, ${j}, v, w;" if j % 2 else f"sub.rn.f16x2 ${j}, ${j}, u;"]
+    for j in range(parts):
+        if offset:
+            lines += [f"fma.rn.f16x2 ${j}, ${j}, {scale}, {add};"]
+        elif scaled:
+            lines += [f"mul.rn.f16x2 ${j}, ${j}, {scale};"]
+    text = "{\n.reg .b32 t, u, v, w;\n" + "\n".join(lines) + "\n}\n"
+    return text, ",".join(["=&r"] * parts + ["r"] * (1 + scaled + offset))
+
+
+def _magic(number: int) -> int:
+    """An fp16 number twice, as an unsigned word."""
+    half = int.from_bytes(pack("<e", number), "little")
+    return half | half << 16

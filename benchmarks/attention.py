@@ -1,0 +1,298 @@
+"""Attention over a paged cache beside torch and, where it is installed, FlashInfer: microseconds a launch.
+
+    python benchmarks/attention.py                    figures -> benchmarks/results/<device>/attention.json
+    python benchmarks/attention.py --sweep            every candidate tile of a few cases -> attention_sweep.json
+    python benchmarks/attention.py --formats fp8,int4 --cases 1x4096,128x4096 --prefill '' --no-peers
+
+32 query heads on 8 key heads of 128, pages of 16 tokens in random order, queries in fp16. Layers with caches of their
+own run in turn, 320 MB or more and 12 launches or more in one CUDA graph, so that nothing comes from the L2; the median
+of replays. Every result is compared with float64 over the dequantized cache. `of 4.45` is the bytes of codes and scales
+over the read bandwidth of an H200, as measured, in TB/s. torch gets contiguous keys and values in fp16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import attention_compile
+from attention_compile import HEAD_DIM, HEADS, KV_HEADS, PAGE, problem_of
+from lowbit.attention import Batch, DecodePlan, PagedCache, PrefillPlan
+from lowbit.errors import LowbitError
+from lowbit.kernels.gpu import attention as gpu
+from record import save
+
+READ_TBS, TFLOPS = 4.45, 790.0
+COPIES_BYTES, LAUNCHES = 320e6, 12
+CASES = ["1x4096", "1x32768", "8x4096", "32x2048", "32x8192", "128x1024", "128x4096"]
+FORMATS = ["fp16", "fp8", "int8", "int4"]
+PEERS = Path(__file__).parent / "peers" / "h200.json"
+
+
+def filled(name: str, requests: int, length: int) -> tuple[PagedCache, Batch]:
+    """Layers with the same random tokens, 320 MB or more; pages in random order."""
+    per_request = -(-length // PAGE)
+    pages = requests * per_request
+    row_bytes = 2 * KV_HEADS * HEAD_DIM * problem_of(name).key.bits_per_value(HEAD_DIM) / 8
+    layers = max(2, int(COPIES_BYTES // (pages * PAGE * row_bytes)) + 1)
+    cache = PagedCache(
+        layers=layers, kv_heads=KV_HEADS, head_dim=HEAD_DIM, pages=pages, page_size=PAGE, key=name, device="cuda"
+    )
+    generator = torch.Generator("cuda").manual_seed(0)
+    order = torch.randperm(pages, generator=generator, device="cuda")
+    step = 65536
+    for start in range(0, pages * PAGE, step):
+        slots = torch.arange(start, min(start + step, pages * PAGE), device="cuda")
+        for tensors in (cache.keys, cache.values):
+            x = torch.randn(len(slots), KV_HEADS, HEAD_DIM, device="cuda", generator=generator)
+            tensors[0].write(slots, x)
+    for layer in range(1, layers):
+        for tensors in (cache.keys, cache.values):
+            tensors[layer].codes.copy_(tensors[0].codes)
+            if tensors[0].scales is not None:
+                tensors[layer].scales.copy_(tensors[0].scales)
+    tables = order.view(requests, per_request).tolist()
+    return cache, Batch.of([length] * requests, tables, pages=pages, page_size=PAGE)
+
+
+def error_of(out: Tensor, query: Tensor, cache: PagedCache, batch: Batch, new: int) -> float:
+    """The relative error of some rows against float64: those of the first, the middle and the last request."""
+    worst, count = 0.0, len(batch.lengths)
+    for request in sorted({0, count // 2, count - 1}):
+        pages = torch.from_numpy(batch.tables[request]).to("cuda")
+        length = int(batch.lengths[request])
+        keys, values = (side[0].read(pages)[:length].double() for side in (cache.keys, cache.values))
+        for row in {0, new // 3, new - 1}:
+            at = length - new + row + 1
+            q = query[request * new + row].double().view(KV_HEADS, -1, HEAD_DIM)
+            s = torch.einsum("hgd,nhd->hgn", q, keys[:at]) * HEAD_DIM**-0.5
+            truth = torch.einsum("hgn,nhd->hgd", s.softmax(-1), values[:at]).reshape(HEADS, HEAD_DIM)
+            worst = max(worst, float((out[request * new + row].double() - truth).norm() / truth.norm()))
+    return worst
+
+
+def launch_us(launches: list[Callable[[], object]], replays: int = 9) -> float:
+    """Median microseconds of one launch; all of them in turn, at least LAUNCHES, are one graph."""
+    rounds = -(-LAUNCHES // len(launches))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launches[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for launch in launches:
+                launch()
+    samples = []
+    for i in range(replays + 2):
+        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        if i >= 2:
+            samples.append(start.elapsed_time(stop) * 1e3 / (rounds * len(launches)))
+    return statistics.median(samples)
+
+
+def ours(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]:
+    """Time this package and check it. new: query rows of a request."""
+    requests, length = len(batch.lengths), int(batch.lengths[0])
+    problem = problem_of(name)
+    plan: DecodePlan | PrefillPlan
+    if new == 1:
+        plan = DecodePlan(problem, max_requests=requests, max_length=length, backend="gpu")
+    else:
+        plan = PrefillPlan(problem, max_requests=requests, max_length=length, max_rows=requests * new, backend="gpu")
+    plan.plan(batch)
+    query = torch.randn(requests * new, HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
+    outs = [torch.full_like(query, torch.nan) for _ in cache.keys]
+
+    def launch(layer: int) -> Callable[[], object]:
+        return lambda: plan.run(layer, cache, query, out=outs[layer])
+
+    us = launch_us([launch(layer) for layer in range(len(cache.keys))])
+    error = error_of(outs[0], query, cache, batch, new)
+    same = all(torch.equal(out, outs[0]) for out in outs)
+    assert error < 1e-3 and same, f"{name} {requests} x {length}: relative error {error}, layers alike: {same}"
+    items, _, slots, _ = plan.work.counts.tolist()
+    return {"us": us, "error": error, "items": items, "slots": slots}
+
+
+def torch_us(requests: int, length: int, new: int) -> float:
+    """torch's attention on contiguous fp16."""
+    copies = max(2, int(COPIES_BYTES // (requests * length * KV_HEADS * HEAD_DIM * 4)) + 1)
+    shape = (requests, KV_HEADS, length, HEAD_DIM)
+    both = [[torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2)] for _ in range(copies)]
+    if new == 1:
+        q = torch.randn(requests, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
+        return launch_us([lambda k=k, v=v: F.scaled_dot_product_attention(q, k, v) for k, v in both])
+    q = torch.randn(requests, HEADS, new, HEAD_DIM, device="cuda", dtype=torch.float16)
+    return launch_us(
+        [lambda k=k, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True) for k, v in both]
+    )
+
+
+def flashinfer_us(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, float]:
+    """FlashInfer on pages in fp16 or e4m3, each of its ways. {} where it is not installed or has no such format."""
+    if name not in ("fp16", "fp8"):
+        return {}
+    try:
+        import flashinfer  # type: ignore[import-not-found]
+    except ImportError:
+        return {}
+    requests, length = len(batch.lengths), int(batch.lengths[0])
+    dtype = torch.float16 if name == "fp16" else torch.float8_e4m3fn
+    pages = [  # their layout [pages, kv_heads, page, head_dim] is that of the cache
+        (k.codes.view(dtype), v.codes.view(dtype)) for k, v in zip(cache.keys, cache.values, strict=True)
+    ]
+    per_request = -(-length // PAGE)
+    indptr = torch.arange(requests + 1, dtype=torch.int32) * per_request
+    indices = torch.tensor([page for table in batch.tables for page in table.tolist()], dtype=torch.int32)
+    last = torch.full((requests,), (length - 1) % PAGE + 1, dtype=torch.int32)
+    query = torch.randn(requests * new, HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
+    results = {}
+    ways = {"fa2": {"backend": "fa2"}, "fa3": {"backend": "fa3"}} if new > 1 else {
+        "cuda": {"use_tensor_cores": False}, "tensor": {"use_tensor_cores": True, "backend": "fa2"},
+        "tensor_fa3": {"use_tensor_cores": True, "backend": "fa3"},
+    }  # fmt: skip
+    for way, settings in ways.items():
+        space = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        try:
+            if new == 1:
+                wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(space, "HND", **settings)
+                wrapper.plan(
+                    indptr.cuda(), indices.cuda(), last.cuda(), HEADS, KV_HEADS, HEAD_DIM, PAGE,
+                    q_data_type=torch.float16, kv_data_type=dtype,
+                )  # fmt: skip
+            else:
+                wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(space, "HND", **settings)
+                wrapper.plan(
+                    (torch.arange(requests + 1, dtype=torch.int32) * new).cuda(), indptr.cuda(), indices.cuda(),
+                    last.cuda(), HEADS, KV_HEADS, HEAD_DIM, PAGE, causal=True, q_data_type=torch.float16,
+                    kv_data_type=dtype,
+                )  # fmt: skip
+            results[way] = launch_us([lambda p=p, w=wrapper: w.run(query, p) for p in pages])
+        except Exception as error:  # a way of a peer that does not run here is said and left out
+            print(f"flashinfer {way} {name}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
+    return results
+
+
+def published(name: str, requests: int, length: int) -> float | None:
+    """The best figure in benchmarks/peers, of another run."""
+    kind = {"fp16": "float16", "fp8": "float8_e4m3fn"}.get(name)
+    rows = json.loads(PEERS.read_text())["paged_decode_attention"]["rows"]
+    times = [r["us"] for r in rows if (r["kv"], r["batch"], r["kv_len"]) == (kind, requests, length)]
+    return min(times, default=None)
+
+
+def measure(name: str, case: str, new: int, peers: bool) -> dict[str, Any]:
+    """One format in one case. new: query rows of a request."""
+    requests, length = (int(size) for size in case.split("x"))
+    cache, batch = filled(name, requests, length)
+    if new > 1:
+        tables = [table.tolist() for table in batch.tables]
+        batch = Batch.of([length] * requests, tables, pages=cache.pages, page_size=PAGE, new=[new] * requests)
+    row = timed(name, cache, batch, new)
+    if peers:
+        row["flashinfer_us"] = flashinfer_us(name, cache, batch, new)
+        if name == "fp16":
+            del cache
+            row["torch_us"] = torch_us(requests, length, new)
+    row["published_us"] = published(name, requests, length) if new == 1 else None
+    torch.cuda.empty_cache()
+    return row
+
+
+def timed(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]:
+    """This package's row of the table."""
+    requests, length = len(batch.lengths), int(batch.lengths[0])
+    row: dict[str, Any] = {"format": name, "requests": requests, "length": length, "new": new}
+    row |= ours(name, cache, batch, new)
+    kv_bytes = cache.nbytes / len(cache.keys)
+    flops = 4.0 * requests * HEADS * HEAD_DIM * (new * (length - new) + new * (new + 1) / 2)
+    row["kv_bytes"], row["TBs"] = kv_bytes, kv_bytes / row["us"] / 1e6
+    row["of_read_bandwidth"], row["TFLOPs"] = row["TBs"] / READ_TBS, flops / row["us"] / 1e6
+    return row
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"{'format':8}{'case':>12}{'new':>6}{'us':>9}{'TB/s':>7}{'of 4.45':>8}{'TFLOP/s':>8}  peers (us)")
+    for r in rows:
+        peers = {f"flashinfer {way}": us for way, us in r.get("flashinfer_us", {}).items()}
+        peers |= {name: r[f"{name}_us"] for name in ("torch", "published") if r.get(f"{name}_us")}
+        tile = " ".join(f"{k}={r[k]}" for k in ("kernel", "block_n", "warps", "stages", "maxnreg", "blocks") if k in r)
+        case = f"{r['requests']} x {r['length']}"
+        text = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
+        print(
+            f"{r['format']:8}{case:>12}{r['new']:>6}{r['us']:>9.1f}{r['TBs']:>7.2f}{r['of_read_bandwidth']:>8.0%}"
+            f"{r['TFLOPs']:>8.0f}  {text} {tile}"
+        )
+
+
+def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
+    """Every candidate tile of decoding, in the cases given."""
+    rows = []
+    default_tile, default_blocks = gpu.decode_tile, gpu.BLOCKS
+    for name in formats:
+        for case in cases:
+            cache, batch = filled(name, *(int(size) for size in case.split("x")))
+            best: list[dict[str, Any]] = []
+            for tile, blocks in attention_compile.decode_candidates(name):
+                gpu.decode_tile = lambda problem, tile=tile: tile
+                gpu.BLOCKS = blocks
+                try:
+                    best.append(timed(name, cache, batch, 1) | asdict(tile) | {"blocks": blocks})
+                except (AssertionError, LowbitError, RuntimeError) as error:  # said and left out
+                    print(f"{name} {case} {tile} {blocks}: {type(error).__name__}: {str(error)[:160]}", flush=True)
+            best.sort(key=lambda r: r["us"])
+            show(best[:4])
+            rows += best
+    gpu.decode_tile, gpu.BLOCKS = default_tile, default_blocks
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default=",".join(FORMATS), help="of the cache, with commas between them")
+    parser.add_argument("--cases", default=",".join(CASES), help="requests x tokens of each")
+    parser.add_argument("--prefill", default="1x8192", help="the same for prefill; an empty text leaves it out")
+    parser.add_argument("--no-peers", action="store_true", help="neither torch nor FlashInfer")
+    parser.add_argument("--sweep", action="store_true", help="every candidate tile instead")
+    parser.add_argument("--name", default="attention", help="of the record")
+    options = parser.parse_args()
+    formats, cases = options.formats.split(","), [case for case in options.cases.split(",") if case]
+    device = torch.cuda.get_device_name().lower().split()[-1]
+    attention_compile.compile_all(formats, options.sweep, bool(options.prefill))
+    if options.sweep:
+        rows = sweep(formats, cases)
+        print(save(device, f"{options.name}_sweep", rows, method=__doc__))
+        return
+    rows = []
+    for name in formats:
+        for case in cases:
+            rows.append(measure(name, case, 1, not options.no_peers))
+            show(rows[-1:])
+        for case in filter(None, options.prefill.split(",")):
+            rows.append(measure(name, case, int(case.split("x")[1]), not options.no_peers))
+            show(rows[-1:])
+    print()
+    show(rows)
+    print(save(device, options.name, rows, method=__doc__))
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,186 @@
+"""Attention over a paged cache on a GPU: which kernel, which tile, and the launches. A backend of kernels/attention.
+
+    decode      one row a request: attention_body.attend, then the merge of rows whose keys were cut
+    prefill     many rows: the same kernel with a larger tile, so that `wgmma` (9.0) or `mma` multiplies
+    append      attention_append.append
+
+Nothing here waits for the device or allocates but `append`'s queries, so all of it can be captured in CUDA graphs.
+With TRITON_INTERPRET=1 the same kernels run on the CPU, which is how they are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lowbit.formats.kv import KVFormat
+from lowbit.kernels.attention import AttentionBackend, AttentionProblem, NewTokens, Operands, Shape, Work, Workspace
+from lowbit.kernels.gpu import attention_launch as launches
+from lowbit.kernels.gpu.attention_plan import TYPES, HeadShape, Tile, padded, plan_of, side_of
+from lowbit.packing.paged import PagedTensor
+
+LARGEST_TILE = 128  # rows of queries times heads of a key head
+APPENDED = 8  # tokens of a program when there are many
+BLOCKS = 2  # programs of a decode that a multiprocessor is meant to run at once
+
+
+def decode_tile(problem: AttentionProblem) -> Tile:
+    """The tile of one row a request."""
+    block_m = max(16, padded(problem.groups))
+    bits = max(problem.key.bits, problem.value.bits)
+    wide = padded(problem.head_dim) > 128
+    return Tile(block_m, 32 if wide and bits == 16 else 64, 4, 3)
+
+
+def prefill_tile(problem: AttentionProblem) -> Tile:
+    """The tile of many rows."""
+    wide = padded(problem.head_dim) > 128
+    plain = problem.key.is_plain and problem.value.is_plain
+    return Tile(LARGEST_TILE, 64 if wide or not plain else 128, 8, 2)
+
+
+class GpuAttention(AttentionBackend):
+    name = "gpu"
+
+    def legal(self, problem: AttentionProblem) -> str | None:
+        if problem.device != "cuda" and not launches.interpreted():
+            return f"the problem is on {problem.device}"
+        if problem.dtype not in TYPES:
+            return f"queries in {problem.dtype}: fp16 or bf16"
+        for name, kept in (("keys", problem.key), ("values", problem.value)):
+            if kept.bits == 32:
+                return f"{name} in {kept}: 16 bits or fewer"
+            if kept.name == "bf16" and problem.dtype != torch.bfloat16:
+                return f"{name} in bf16 with queries in {problem.dtype}: bf16 queries, or a cache in fp16"
+        return None
+
+    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+        if prefill:
+            return Shape(LARGEST_TILE // problem.groups, 1, 64)
+        at_once = BLOCKS * launches.multiprocessors(problem.device)
+        return Shape(1, max(1, at_once // problem.kv_heads), 64)
+
+    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+        tile = decode_tile(problem)
+        if work.tile_rows == 1:
+            self._attend(problem, work, operands, workspace, tile, "all")
+        else:
+            self._attend(problem, work, operands, workspace, prefill_tile(problem), "wide")
+            self._attend(problem, work, operands, workspace, tile, "narrow")
+        self._merge(problem, work, operands, workspace, tile)
+
+    def _attend(
+        self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace, tile: Tile, items: str
+    ) -> None:
+        kernel = attend_kernel(problem, tile, items, launches.capability(operands.query.device))
+        key, value = operands.key, operands.value
+        arguments: tuple[Tensor | int, ...] = (
+            operands.query, _words(key), _scales(key), _words(value), _scales(value), operands.out, workspace.out,
+            workspace.lse, _or(operands.sinks, workspace.lse), _or(operands.slopes, workspace.lse), work.counts,
+            work.row, work.rows, work.table, work.start, work.end, work.slot, work.position, work.page_table,
+            work.limits.pages,
+        )  # fmt: skip
+        launches.launch(kernel, work.limits.items * problem.kv_heads, arguments)
+
+    def _merge(
+        self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace, tile: Tile
+    ) -> None:
+        device = operands.query.device
+        arguments = (
+            workspace.out, workspace.lse, _or(operands.sinks, workspace.lse), operands.out, work.counts,
+            work.merge_start, work.merge_slots,
+        )  # fmt: skip
+        programs = min(work.limits.rows * problem.kv_heads, 4 * launches.multiprocessors(device))
+        launches.launch(merge_kernel(problem, tile, launches.capability(device)), programs, arguments)
+
+    def append(self, new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:
+        tokens, heads, head_dim = new.query.shape
+        out = torch.empty(tokens, heads, head_dim, dtype=new.query.dtype, device=new.query.device)
+        if not tokens:
+            return out
+        query, keys, values = (
+            x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (new.query, new.key, new.value)
+        )
+        eps = _EPS.get((new.eps, out.device))
+        if eps is None:
+            eps = _EPS[new.eps, out.device] = torch.tensor([new.eps], device=out.device)
+        arguments: tuple[Tensor | int, ...] = (
+            query, keys, values, new.slots, *(_or(x, query) for x in (new.cos, new.sin)),
+            *(_or(x, query) for x in (new.query_norm, new.key_norm)), eps, out, key.codes, _scales(key), value.codes,
+            _scales(value), tokens, query.stride(0), keys.stride(0), values.stride(0),
+        )  # fmt: skip
+        kernel, block = append_kernel(new, key, value, launches.capability(out.device))
+        launches.launch(kernel, -(-tokens // block) * (heads + 2 * key.kv_heads), arguments)
+        return out
+
+
+@lru_cache(maxsize=256)
+def attend_kernel(problem: AttentionProblem, tile: Tile, items: str, target: int) -> launches.Kernel:
+    """The kernel of a legal problem. items: as in Plan; target: compute capability, 90 for 9.0."""
+    key, value = (side_of(kept, problem.head_dim, target) for kept in (problem.key, problem.value))
+    query = launches.TYPES[problem.dtype]
+    kinds = (query, *_kinds(problem.key), *_kinds(problem.value), query, *["*fp32"] * 4, *["*i32"] * 9, "i32")
+    constants = (("K", key), ("V", value), ("P", plan_of(problem, tile, target, items)))
+    return launches.Kernel("attention_body", "attend", kinds, constants, target, tile.warps, tile.maxnreg)
+
+
+@lru_cache(maxsize=256)
+def merge_kernel(problem: AttentionProblem, tile: Tile, target: int) -> launches.Kernel:
+    """What adds up partial results."""
+    constants = (
+        ("V", side_of(problem.value, problem.head_dim, target)), ("P", plan_of(problem, tile, target, "all")),
+    )  # fmt: skip
+    kinds = (*["*fp32"] * 3, launches.TYPES[problem.dtype], *["*i32"] * 3)
+    return launches.Kernel("attention_body", "merge", kinds, constants, target, 4)
+
+
+def append_kernel(new: NewTokens, key: PagedTensor, value: PagedTensor, target: int) -> tuple[launches.Kernel, int]:
+    """The kernel that stores new tokens, and how many of them a program takes."""
+    tokens, heads, head_dim = new.query.shape
+    block = 1 if tokens < 8 * APPENDED else APPENDED
+    shape = HeadShape(heads, key.kv_heads, head_dim, padded(head_dim), key.page_size, target >= 90)
+    constants = (
+        ("ROPE", new.cos is not None), ("QUERY_NORM", new.query_norm is not None),
+        ("KEY_NORM", new.key_norm is not None), ("BLOCK", block), ("K", side_of(key.format, head_dim, target)),
+        ("V", side_of(value.format, head_dim, target)), ("P", shape),
+    )  # fmt: skip
+
+    def kind(x: Tensor | None, other: Tensor) -> str:
+        return launches.TYPES[_or(x, other).dtype]
+
+    query = new.query
+    kinds = (
+        *(kind(x, x) for x in (query, new.key, new.value, new.slots)),
+        *(kind(x, query) for x in (new.cos, new.sin, new.query_norm, new.key_norm)), "*fp32", kind(query, query),
+        *(kind(x, x) for x in (key.codes, _scales(key), value.codes, _scales(value))), *["i32"] * 4,
+    )  # fmt: skip
+    return launches.Kernel("attention_append", "append", kinds, constants, target, 1, fusion=False), block
+
+
+_EPS: dict[tuple[float, torch.device], Tensor] = {}  # kernels read it from memory
+
+
+def _kinds(kept: KVFormat) -> tuple[str, str]:
+    """How the codes and the scales of a format are passed."""
+    if kept.is_plain:
+        return launches.TYPES[kept.dtype], launches.TYPES[kept.dtype]
+    return "*i16", launches.TYPES[kept.scale_dtype]
+
+
+def _words(side: PagedTensor) -> Tensor:
+    """Codes as 16-bit words; plain numbers as they are."""
+    return side.codes if side.format.is_plain else side.codes.view(torch.int16)
+
+
+def _scales(side: PagedTensor) -> Tensor:
+    return side.codes if side.scales is None else side.scales
+
+
+def _or(given: Tensor | None, unused: Tensor) -> Tensor:
+    """A tensor, or another one in the place of an argument that the kernel does not read."""
+    return unused if given is None else given
+
+
+BACKEND = GpuAttention()

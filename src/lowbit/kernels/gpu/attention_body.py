@@ -1,0 +1,220 @@
+"""Attention over a paged cache in plain Triton: the items of a work list (kernels/attention/work.py), and the merge.
+
+    attend    one program for each item and key head: rows of queries times their heads make a tile of BLOCK_M, keys
+              come in blocks of BLOCK_N; softmax on the way, in fp32 and in base 2
+    merge     one program for each query row and key head: adds up the partial results of rows whose keys were cut
+
+Cached numbers are decoded in registers (attention_parts.py); nothing but codes and scales is read from memory.
+"""
+
+from __future__ import annotations
+
+from lowbit.kernels.gpu.attention_parts import LOG2E, hadamard, join_parts, numbers, scores, seen, split_parts
+from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, triton
+
+
+@triton.jit
+def _side(codes_ptr, scales_ptr, token, inside, S: tl.constexpr):
+    """A block of keys or values -> PARTS tensors [keys, words].
+
+    token: [keys] int64, which row of [pages, kv_heads, page_size] each key is; inside: where one is.
+    """
+    word = tl.arange(0, S.WORDS_PADDED)
+    there = inside[:, None] & (word < S.WORDS)[None, :]
+    words = tl.load(codes_ptr + token[:, None] * S.WORDS + word[None, :], mask=there, other=0)
+    scales, offsets = words, words  # not read
+    if S.SCALE == "token" or S.SCALE == "group":
+        KEYS: tl.constexpr = token.shape[0]
+        GROUPS: tl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
+        STEP: tl.constexpr = 2 if S.OFFSET else 1
+        group = tl.arange(0, GROUPS)
+        at = scales_ptr + (token[:, None] * S.GROUPS + group[None, :]) * STEP
+        real = inside[:, None] & (group < S.GROUPS)[None, :]
+        shape: tl.constexpr = (KEYS, GROUPS, S.GROUP_WORDS)
+        scales = tl.load(at, mask=real, other=0.0)
+        scales = tl.reshape(tl.broadcast_to(scales[:, :, None], shape), (KEYS, S.WORDS_PADDED))
+        if S.OFFSET:
+            offsets = tl.load(at + 1, mask=real, other=0.0)
+            offsets = tl.reshape(tl.broadcast_to(offsets[:, :, None], shape), (KEYS, S.WORDS_PADDED))
+    return numbers(words, scales, offsets, S)
+
+
+@triton.jit
+def attend(
+    q_ptr,  # [rows, HEADS, HEAD_DIM]
+    k_ptr,  # 16-bit words [pages, KV_HEADS, PAGE, WORDS]; with plain keys these themselves
+    k_scales_ptr,  # fp16 [pages, KV_HEADS, PAGE, GROUPS], with OFFSET [..., 2]; fp32 [KV_HEADS] of heads
+    v_ptr,
+    v_scales_ptr,
+    out_ptr,  # like q
+    partial_ptr,  # fp32 [slots, HEADS, HEAD_DIM]
+    lse_ptr,  # fp32 [slots, HEADS]
+    sinks_ptr,  # fp32 [HEADS]
+    slopes_ptr,  # fp32 [HEADS]
+    counts_ptr, row_ptr, rows_ptr, table_ptr, start_ptr, end_ptr, slot_ptr, position_ptr, pages_ptr,  # of the work list
+    table_width,  # pages in a row of the page table
+    K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    if P.DEPENDENT:
+        gdc_launch_dependents()
+    item = tl.program_id(0) // P.KV_HEADS
+    head = tl.program_id(0) % P.KV_HEADS
+    first = 0
+    last = tl.load(counts_ptr)
+    if P.ITEMS == "wide":
+        last = tl.load(counts_ptr + 3)
+    if P.ITEMS == "narrow":
+        first = tl.load(counts_ptr + 3)
+    item += first
+    if item >= last:
+        if P.DEPENDENT:
+            gdc_wait()  # what follows this kernel relies on the one before it, too
+    else:
+        if P.BACKWARD:
+            item = last - 1 - item  # the longest first
+        row = tl.load(row_ptr + item)
+        rows = tl.load(rows_ptr + item)
+        start = tl.load(start_ptr + item)
+        end = tl.load(end_ptr + item)
+        slot = tl.load(slot_ptr + item)
+        pages_ptr += tl.load(table_ptr + item).to(tl.int64) * table_width
+        m = tl.arange(0, P.BLOCK_M)
+        n = tl.arange(0, P.BLOCK_N)
+        d = tl.arange(0, P.WIDTH)
+        at = m // P.GROUPS
+        q_head = head * P.GROUPS + m % P.GROUPS
+        real = at < rows
+        places = (row + at).to(tl.int64) * P.HEADS + q_head
+        position = tl.load(position_ptr + row + at, mask=real, other=0)
+        factor = P.FACTOR
+        v_factor = 1.0
+        if K.SCALE == "head":
+            factor *= tl.load(k_scales_ptr + head)
+        if V.SCALE == "head":
+            v_factor = tl.load(v_scales_ptr + head)
+        slope = 0.0
+        if P.ALIBI:
+            slope = tl.load(slopes_ptr + q_head, mask=real, other=0.0)[:, None]
+        if P.DEPENDENT:
+            gdc_wait()
+        q = tl.load(
+            q_ptr + places[:, None] * P.HEAD_DIM + d[None, :], mask=real[:, None] & (d < P.HEAD_DIM)[None, :], other=0.0
+        )
+        if K.HADAMARD:
+            q = hadamard(q.to(tl.float32), K.GROUP)
+        q_parts = split_parts(q.to(tl.float16 if K.PARTS > 1 else k_ptr.dtype.element_ty), K.PARTS)
+        top = tl.full((P.BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((P.BLOCK_M,), tl.float32)
+        acc = (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
+        for _ in tl.static_range(V.PARTS - 1):
+            acc = acc + (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
+        for block in tl.range(start, end, P.BLOCK_N, num_stages=P.STAGES):
+            key = block + n
+            inside = key < end
+            page = tl.load(pages_ptr + key // P.PAGE, mask=inside, other=0)
+            token = page.to(tl.int64) * (P.KV_HEADS * P.PAGE) + head * P.PAGE + key % P.PAGE
+            k_parts = _side(k_ptr, k_scales_ptr, token, inside, K)
+            s = tl.dot(q_parts[0], tl.trans(k_parts[0]))
+            for j in tl.static_range(1, K.PARTS):
+                s = tl.dot(q_parts[j], tl.trans(k_parts[j]), s)
+            distance = position[:, None] - key[None, :]
+            s = scores(s, distance, slope, factor, P)
+            s = tl.where(inside[None, :] & seen(distance, P), s, float("-inf"))
+            new_top = tl.maximum(top, tl.max(s, 1))
+            base = tl.where(new_top == float("-inf"), 0.0, new_top)
+            scale = tl.exp2(top - base)
+            p = tl.exp2(s - base[:, None])
+            total = total * scale + tl.sum(p, 1)
+            top = new_top
+            v_parts = _side(v_ptr, v_scales_ptr, token, inside, V)
+            sums = ()
+            for j in tl.static_range(V.PARTS):
+                sums = sums + (tl.dot(p.to(v_parts[j].dtype), v_parts[j], acc[j] * scale[:, None]),)
+            acc = sums
+        out = join_parts(acc, V.PARTS)
+        inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
+        if slot < 0:
+            total, weight = _with_sink(top, total, sinks_ptr + q_head, real, P)
+            out = out * (tl.where(total > 0, weight / total, 0.0) * v_factor)[:, None]
+            if V.HADAMARD:
+                out = hadamard(out, V.GROUP)
+            tl.store(out_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inner)
+        else:
+            out = out * (tl.where(total > 0, v_factor / total, 0.0))[:, None]
+            places = (slot + at).to(tl.int64) * P.HEADS + q_head
+            tl.store(partial_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out, mask=inner)
+            tl.store(lse_ptr + places, (top + tl.log2(total)) / LOG2E, mask=real)
+
+
+@triton.jit
+def _with_sink(top, total, sinks_ptr, real, P: tl.constexpr):
+    """-> the sum of weights with the sink's, and what partial sums have to be multiplied by. top: in base 2."""
+    weight = tl.full(total.shape, 1.0, tl.float32)
+    if P.SINKS:
+        sink = tl.load(sinks_ptr, mask=real, other=0.0) * LOG2E
+        higher = tl.maximum(top, sink)
+        weight = tl.exp2(top - higher)
+        total = total * weight + tl.exp2(sink - higher)
+    return total, weight
+
+
+@triton.jit
+def merge_row(
+    partial_ptr, lse_ptr, sinks_ptr, out_ptr, slots_ptr, first, end, row, head, V: tl.constexpr, P: tl.constexpr
+):  # fmt: skip
+    """Add up the partial results of one row and key head, in the order of the list."""
+    g = tl.arange(0, P.GROUPS_PADDED)
+    d = tl.arange(0, P.WIDTH)
+    c = tl.arange(0, P.MERGED)
+    real = g < P.GROUPS
+    inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
+    q_head = head * P.GROUPS + g
+    top = tl.full((P.GROUPS_PADDED,), float("-inf"), tl.float32)
+    total = tl.zeros((P.GROUPS_PADDED,), tl.float32)
+    out = tl.zeros((P.GROUPS_PADDED, P.WIDTH), tl.float32)
+    for at in tl.range(first, end, P.MERGED):
+        inside = at + c < end
+        slot = tl.load(slots_ptr + at + c, mask=inside, other=0)
+        places = slot[:, None].to(tl.int64) * P.HEADS + q_head[None, :]
+        lse = tl.load(lse_ptr + places, mask=inside[:, None] & real[None, :], other=float("-inf")) * LOG2E
+        parts = tl.load(
+            partial_ptr + places[:, :, None] * P.HEAD_DIM + d[None, None, :],
+            mask=inside[:, None, None] & inner[None, :, :], other=0.0,
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        scale = tl.exp2(top - base)
+        weights = tl.exp2(lse - base[None, :])
+        total = total * scale + tl.sum(weights, 0)
+        out = out * scale[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        top = new_top
+    total, weight = _with_sink(top, total, sinks_ptr + q_head, real, P)
+    out = out * tl.where(total > 0, weight / total, 0.0)[:, None]
+    if V.HADAMARD:
+        out = hadamard(out, V.GROUP)
+    places = row.to(tl.int64) * P.HEADS + q_head
+    tl.store(out_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inner)
+
+
+@triton.jit
+def merge(
+    partial_ptr, lse_ptr, sinks_ptr, out_ptr,  # as of attend
+    counts_ptr, starts_ptr, slots_ptr,  # of the work list
+    V: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """out of the rows that have partial results; the others are finished already. Any number of programs."""
+    if P.DEPENDENT:
+        gdc_launch_dependents()
+    ends = tl.load(counts_ptr + 1) * P.KV_HEADS
+    if tl.load(counts_ptr + 2) == 0:
+        ends = 0
+    if P.DEPENDENT:
+        gdc_wait()
+    for place in tl.range(tl.program_id(0), ends, tl.num_programs(0)):
+        row = place // P.KV_HEADS
+        first = tl.load(starts_ptr + row)
+        end = tl.load(starts_ptr + row + 1)
+        if first < end:
+            merge_row(
+                partial_ptr, lse_ptr, sinks_ptr, out_ptr, slots_ptr, first, end, row, place % P.KV_HEADS, V, P
+            )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Pieces that the attention kernels share, plain Triton: codes to numbers, Hadamard, scores, work items.
+
+A row of codes is read as 16-bit words; a word holds PARTS = 16 / bits values, and part j of word w is the value
+
+    8 bits    d = 2 w + j                              4 bits    d = 8 (w // 2) + w % 2 + 2 j
+
+of packing/paged.py. So every part of a tile is a 16-bit tile of its own, [keys, words], that goes to the tensor cores
+as it is loaded, by keys or by words: q . k = sum over j of q_j . k_j, and out_j = sum over keys of p v_j. Queries are
+split into parts before the loop over keys, the output is joined after it.
+"""
+
+from __future__ import annotations
+
+from lowbit.kernels.gpu.compat import tl, triton
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _butterfly(x, LOW: tl.constexpr):
+    """Sums and differences of values LOW apart along the width."""
+    ROWS: tl.constexpr = x.shape[0]
+    WIDTH: tl.constexpr = x.shape[1]
+    pairs = tl.permute(tl.reshape(x, (ROWS, WIDTH // (2 * LOW), 2, LOW)), (0, 1, 3, 2))
+    a, b = tl.split(pairs)
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (ROWS, WIDTH))
+
+
+@triton.jit
+def hadamard(x, GROUP: tl.constexpr):
+    """x [rows, width] fp32, each run of GROUP (16 or 32) along the width transformed; its own inverse."""
+    for step in tl.static_range(4 if GROUP == 16 else 5):
+        x = _butterfly(x, 1 << step)
+    return x * (0.25 if GROUP == 16 else 0.17677669529663687)
+
+
+@triton.jit
+def split_parts(x, PARTS: tl.constexpr):
+    """x [rows, width] -> PARTS tensors [rows, width / PARTS], in the order of the words."""
+    ROWS: tl.constexpr = x.shape[0]
+    WIDTH: tl.constexpr = x.shape[1]
+    if PARTS == 1:
+        return (x,)
+    elif PARTS == 2:
+        return tl.split(tl.reshape(x, (ROWS, WIDTH // 2, 2)))
+    else:
+        y = tl.reshape(x, (ROWS, WIDTH // 8, 2, 2, 2))  # d = 4 (j // 2) + 2 (j % 2) + w % 2
+        low, high = tl.split(tl.permute(y, (0, 1, 4, 3, 2)))
+        part0, part1 = tl.split(low)
+        part2, part3 = tl.split(high)
+        SHAPE: tl.constexpr = (ROWS, WIDTH // 4)
+        return (
+            tl.reshape(part0, SHAPE),
+            tl.reshape(part1, SHAPE),
+            tl.reshape(part2, SHAPE),
+            tl.reshape(part3, SHAPE),
+        )
+
+
+@triton.jit
+def join_parts(parts, PARTS: tl.constexpr):
+    """The inverse of split_parts."""
+    ROWS: tl.constexpr = parts[0].shape[0]
+    WORDS: tl.constexpr = parts[0].shape[1]
+    if PARTS == 1:
+        return parts[0]
+    elif PARTS == 2:
+        return tl.reshape(tl.join(parts[0], parts[1]), (ROWS, 2 * WORDS))
+    else:
+        SHAPE: tl.constexpr = (ROWS, WORDS // 2, 2)
+        low = tl.join(tl.reshape(parts[0], SHAPE), tl.reshape(parts[1], SHAPE))
+        high = tl.join(tl.reshape(parts[2], SHAPE), tl.reshape(parts[3], SHAPE))
+        y = tl.permute(tl.join(low, high), (0, 1, 4, 3, 2))  # [rows, words / 2, j // 2, j % 2, w % 2]
+        return tl.reshape(y, (ROWS, 4 * WORDS))
+
+
+@triton.jit
+def numbers(words, scales, offsets, S: tl.constexpr):
+    """Codes to fp16: words 16-bit of any shape, scales and offsets fp16 of that shape -> PARTS tensors of the shape.
+
+    S: the side, keys or values (attention_plan.Side). Without inline assembly the same in integers and floats.
+    """
+    if S.PARTS == 1:
+        return (words,)
+    elif S.ASM != "":
+        if S.SCALE == "head":
+            return tl.inline_asm_elementwise(
+                S.ASM, S.CONSTRAINTS, [words], dtype=(tl.float16,) * S.PARTS, is_pure=True, pack=2
+            )
+        elif S.OFFSET:
+            return tl.inline_asm_elementwise(
+                S.ASM, S.CONSTRAINTS, [words, scales, offsets], dtype=(tl.float16,) * S.PARTS, is_pure=True, pack=2
+            )
+        else:
+            return tl.inline_asm_elementwise(
+                S.ASM, S.CONSTRAINTS, [words, scales], dtype=(tl.float16,) * S.PARTS, is_pure=True, pack=2
+            )
+    else:
+        parts = ()
+        for j in tl.static_range(S.PARTS):
+            code = (words >> (j * S.BITS)) & ((1 << S.BITS) - 1)
+            if S.FLOAT:  # e4m3: sign and the rest in the places of fp16, whose exponent is 8 larger
+                bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+                value = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+            else:
+                value = (code | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True) - S.ZERO
+            if S.OFFSET:
+                value = tl.fma(value.to(tl.float32), scales.to(tl.float32), offsets.to(tl.float32)).to(tl.float16)
+            elif S.SCALE != "head":
+                value = value * scales
+            parts = parts + (value.to(tl.float16),)
+        return parts
+
+
+@triton.jit
+def scores(s, distance, slope, factor, P: tl.constexpr):
+    """Products q . k -> scores times log2(e). distance: how far a key lies behind the query; slope: of ALiBi."""
+    if P.SOFT_CAP > 0:
+        s = s * factor * (1.0 / P.SOFT_CAP)
+        s = (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 * LOG2E)))) * (P.SOFT_CAP * LOG2E)
+    else:
+        s = s * (factor * LOG2E)
+    if P.ALIBI:
+        s = s - slope * LOG2E * distance.to(tl.float32)
+    return s
+
+
+@triton.jit
+def seen(distance, P: tl.constexpr):
+    """Which keys a query sees, by how far they lie behind it."""
+    if P.WINDOW > 0:
+        return (distance >= 0) & (distance < P.WINDOW)
+    else:
+        return distance >= 0

@@ -1,0 +1,144 @@
+"""What an attention kernel is compiled for: how keys and values lie, the problem, the tile. Constants of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lowbit.formats.kv import KVFormat
+from lowbit.kernels.attention import AttentionProblem
+from lowbit.kernels.gpu.ptx import cache_decode
+
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of one program and how it runs."""
+
+    block_m: int  # rows of queries times heads of a key head; a power of two, 16 or more
+    block_n: int  # keys; with the streaming kernel, of a warp
+    warps: int
+    stages: int  # blocks of keys on their way
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """Keys or values. Upper case, because kernels read it."""
+
+    BITS: int
+    PARTS: int  # values in a 16-bit word
+    SCALE: str  # KVFormat.scale
+    OFFSET: bool
+    FLOAT: bool  # e4m3
+    ZERO: float  # 1024 + the code of zero: what magic numbers have subtracted
+    GROUP: int  # values under one scale, and of the Hadamard transform
+    GROUPS: int  # of a row
+    GROUP_WORDS: int  # words under one scale
+    HADAMARD: bool
+    WORDS: int  # of a row
+    WORDS_PADDED: int
+    ASM: str  # "" does without inline assembly
+    CONSTRAINTS: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rest."""
+
+    HEADS: int
+    KV_HEADS: int
+    GROUPS: int  # query heads of a key head
+    GROUPS_PADDED: int
+    HEAD_DIM: int
+    WIDTH: int  # HEAD_DIM up to a power of two
+    PAGE: int
+    FACTOR: float  # of q . k
+    WINDOW: int  # 0: none
+    SOFT_CAP: float  # 0: none
+    ALIBI: bool
+    SINKS: bool
+    BLOCK_M: int
+    BLOCK_N: int
+    WARPS: int
+    STAGES: int
+    ITEMS: str  # "all"; "wide", the first counts[3]; "narrow", the others
+    BACKWARD: bool  # from the last item to the first
+    MERGED: int  # partial results added up at a time
+    DEPENDENT: bool  # started while the kernel before it ends: compute capability 9.0 and up
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What appending has to know of the heads."""
+
+    HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    WIDTH: int  # HEAD_DIM up to a power of two
+    PAGE: int
+    DEPENDENT: bool
+
+
+def padded(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
+def side_of(format: KVFormat, head_dim: int, capability: int) -> Side:  # noqa: A002 - the field's word
+    """capability: 90 for 9.0; 0 for the interpreter, which knows no assembly."""
+    parts = 16 // format.bits
+    group = format.group_size(head_dim)
+    is_float = format.scale in ("token", "head")
+    middle = 0 if format.offset else 2 ** (format.bits - 1)
+    asm, constraints = "", ""
+    if capability and parts > 1:
+        asm, constraints = cache_decode(
+            format.bits, is_float, 1024 + middle, format.scale != "head", format.offset, capability >= 89
+        )
+    # A token's scale covers the padding too: its groups are one.
+    width = padded(head_dim)
+    return Side(
+        BITS=format.bits,
+        PARTS=parts,
+        SCALE=format.scale,
+        OFFSET=format.offset,
+        FLOAT=is_float,
+        ZERO=1024.0 + middle,
+        GROUP=group,
+        GROUPS=head_dim // group,
+        GROUP_WORDS=(width if format.scale == "token" else group) // parts,
+        HADAMARD=format.hadamard,
+        WORDS=head_dim // parts,
+        WORDS_PADDED=width // parts,
+        ASM=asm,
+        CONSTRAINTS=constraints,
+    )
+
+
+def plan_of(problem: AttentionProblem, tile: Tile, capability: int, items: str) -> Plan:
+    """The constants of a legal problem and a tile. items: as in Plan."""
+    return Plan(
+        HEADS=problem.heads,
+        KV_HEADS=problem.kv_heads,
+        GROUPS=problem.groups,
+        GROUPS_PADDED=padded(problem.groups),
+        HEAD_DIM=problem.head_dim,
+        WIDTH=padded(problem.head_dim),
+        PAGE=problem.page_size,
+        FACTOR=problem.scale_value,
+        WINDOW=problem.window or 0,
+        SOFT_CAP=problem.soft_cap or 0.0,
+        ALIBI=problem.alibi,
+        SINKS=problem.sinks,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        WARPS=tile.warps,
+        STAGES=tile.stages,
+        ITEMS=items,
+        BACKWARD=items == "wide",
+        MERGED=16,
+        DEPENDENT=capability >= 90,
+    )

@@ -1,0 +1,68 @@
+"""Attention kernels compiled without a GPU, for every architecture: they build and spill nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowbit.formats.kv import kv_format
+from lowbit.kernels.attention import AttentionProblem
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: compiling kernels needs it")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+FORMATS = ["fp16", "fp8", "fp8_head", "int8", "int4", "int8_asym", "int4_asym"]
+TARGETS = [80, 86, 89, 90, 100, 103, 120]
+
+
+def _problem(key: str, value: str, **changes: object) -> AttentionProblem:
+    values: dict[str, object] = {
+        "heads": 32, "kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": torch.float16, "device": "cuda",
+        "key": kv_format(key), "value": kv_format(value), **changes,
+    }  # fmt: skip
+    return AttentionProblem(**values)  # type: ignore[arg-type]
+
+
+def _check(problem: AttentionProblem, target: int, tmp_path: Path, prefill: bool = False) -> str:
+    """Compile one kernel; -> its SASS where it is for 9.0."""
+    from lowbit.kernels.gpu import attention as gpu
+    from lowbit.kernels.gpu.attention_launch import compiled
+
+    tile = gpu.prefill_tile(problem) if prefill else gpu.decode_tile(problem)
+    kernel = compiled(gpu.attend_kernel(problem, tile, "wide" if prefill else "all", target))
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
+    assert re.search(r"STACK:0 .*LOCAL:0 ", usage.stdout), f"spills: {usage.stdout}"
+    return subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+
+
+def test_decoding_streams_and_multiplies_with_tensor_cores(tmp_path: Path) -> None:
+    sass = _check(_problem("int4", "int4"), 90, tmp_path)
+    assert "LDGSTS.E.BYPASS.128" in sass  # codes go past the registers, 16 bytes a lane
+    assert re.search(r"\bHMMA", sass)
+    assert "ACQBULK" in sass  # waits for the kernel before this one
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_format_decodes_on_every_architecture(name: str, target: int, tmp_path: Path) -> None:
+    _check(_problem(name, name), target, tmp_path)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 192, 256])
+@pytest.mark.parametrize("name", ["fp16", "int4"])
+def test_every_head_decodes(name: str, head_dim: int, tmp_path: Path) -> None:
+    _check(_problem(name, name, head_dim=head_dim, window=100, soft_cap=5.0, sinks=True, alibi=True), 90, tmp_path)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", FORMATS)
+def test_prefill_uses_wgmma_on_hopper(name: str, tmp_path: Path) -> None:
+    assert "HGMMA" in _check(_problem(name, name), 90, tmp_path, prefill=True)
