@@ -9,10 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from lowbit.formats import parse_format
+from lowbit.kernels.gpu.dense_plan import MAXNREG, DenseConfig, dense_plan
 from lowbit.kernels.gpu.large_plan import LargeConfig, large_plan
 from lowbit.kernels.gpu.plan import HopperConfig, Plan, plan_for
 
-Job = tuple[HopperConfig | LargeConfig, str, str]  # configuration, format, type of x: "fp16" or "bf16"
+Config = HopperConfig | LargeConfig | DenseConfig
+Job = tuple[Config, str, str]  # configuration, format, type of x: "fp16" or "bf16"
 
 
 def compile_one(job: Job) -> None:
@@ -20,6 +22,9 @@ def compile_one(job: Job) -> None:
 
     config, name, x_type = job
     weight_format = parse_format(name)
+    if isinstance(config, DenseConfig):
+        build(dense_plan(weight_format, x_type), weight_format.scale.dtype, x_type, MAXNREG)
+        return
     if isinstance(config, LargeConfig):
         plan: Plan = large_plan(config, weight_format, x_type, False, True)
     else:
@@ -27,8 +32,10 @@ def compile_one(job: Job) -> None:
     build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
 
 
-def _kernel_of(config: HopperConfig | LargeConfig) -> HopperConfig | LargeConfig:
+def _kernel_of(config: Config) -> Config:
     """What differs only in how work is shared out is the same kernel."""
+    if isinstance(config, DenseConfig):
+        return config
     if isinstance(config, LargeConfig):
         return replace(config, band=1, ctas_per_sm=1, whole_tiles=False)
     return replace(config, even_runs=False, ctas_per_sm=1)

@@ -23,12 +23,15 @@ from hopper_compile import compile_all
 from lowbit.formats import parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
+from lowbit.kernels.gpu.dense_plan import NAME as DEQUANTIZE
+from lowbit.kernels.gpu.dense_plan import DenseConfig
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config
 from matmul import READ_TBS, SHAPES, TFLOPS, copies_of, dense, floor_us, launch_us, random_weight
 from record import save
 
 SILENCE_SECONDS = 40.0  # of a measuring process, from where on it hangs; the first message takes longest
 MOST_TOKENS_COPIES = 4  # copies of the weight from 1024 tokens on, where a launch is long and few come from the L2
+FEWEST_DEQUANTIZED = 512  # tokens
 # block_m, block_k, parts, row blocks, chunk, CTAs of a multiprocessor, registers at launch
 KERNELS = [
     (64, 128, 2, 2, 64, 1, 168), (64, 128, 2, 2, 32, 1, 168), (64, 128, 2, 1, 64, 1, 168), (64, 256, 2, 1, 64, 1, 168),
@@ -39,12 +42,14 @@ KERNELS = [
 ]  # fmt: skip
 
 
-def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype) -> list[LargeConfig]:
-    """What the family takes, first, and those of KERNELS that suit m, each with several bands."""
+def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype) -> list[LargeConfig | DenseConfig]:
+    """What the family takes, first, and those of KERNELS that suit m, each with several bands; dequantizing."""
     problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
     own = get_family(NAME).default(problem)
     assert isinstance(own, LargeConfig)
-    found = [own]
+    found: list[LargeConfig | DenseConfig] = [own]
+    if m >= FEWEST_DEQUANTIZED:
+        found.append(DenseConfig(DEQUANTIZE))
     for block_m, block_k, parts, row_blocks, chunk, ctas, registers in KERNELS:
         if not (block_m // 2 < m and (m <= 256 or block_m >= 128)):
             continue
@@ -68,7 +73,6 @@ def measured(
     weights = [random_weight(n, k, name, seed) for seed in range(copies)]
     truth = dense(weights[0], torch.float32)
     wide = [truth.to(dtype).clone() for _ in range(copies_of(n * k * 2))]
-    run = get_family(NAME).run
     for m in tokens:
         x = torch.randn(m, k, device="cuda").to(dtype)
         exact = x.float() @ truth.t()
@@ -84,12 +88,13 @@ def measured(
                 continue
             yield {**shared, "config": str(config)}
             yield {**shared, "config": str(config), "values": asdict(config)} | _time(
-                config, run, x, weights[:count], exact, 8 if m < 1024 else 4
+                config, x, weights[:count], exact, 8 if m < 1024 else 4
             )
     assert workspace.is_empty()
 
 
-def _time(config: KernelConfig, run: Any, x: Any, weights: list[Any], exact: Any, replays: int) -> dict[str, Any]:
+def _time(config: KernelConfig, x: Any, weights: list[Any], exact: Any, replays: int) -> dict[str, Any]:
+    run = get_family(config.family).run
     first = [run(config, x, w, None) for w in weights]
     error = float((first[0].float() - exact).norm() / exact.norm())
     if not error < (1e-3 if x.dtype == torch.float16 else 8e-3):
@@ -159,7 +164,11 @@ def print_table(rows: list[dict[str, Any]], most: int) -> None:
     for n, k, m in cases:
         here = sorted((r for r in rows if (r["n"], r["k"], r["m"]) == (n, k, m) and "us" in r), key=lambda r: r["us"])
         cublas = next((r["us"] for r in here if r["config"] == "cublas"), float("nan"))
-        own = [r for r in here if r["config"] != "cublas"]
+        others = [r for r in here if r.get("values", {}).get("family") == DEQUANTIZE]
+        if others:
+            us = others[0]["us"]
+            print(f"{n} x {k} m {m}: dequantize and cuBLAS {us:.1f} us ({us / cublas:.2f})")
+        own = [r for r in here if r["config"] != "cublas" and r not in others]
         for row in own[:most]:
             v = row["values"]
             tile = ",".join(str(v[name]) for name in ("block_m", "block_k", "stages", "parts", "row_blocks", "chunk"))

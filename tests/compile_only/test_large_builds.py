@@ -12,6 +12,7 @@ import torch
 
 from lowbit.formats import parse_format
 from lowbit.kernels import Problem
+from lowbit.kernels.gpu.dense_plan import MAXNREG, dense_plan
 from lowbit.kernels.gpu.large_plan import LargeConfig, large_plan, smem_bytes
 from lowbit.kernels.gpu.large_shapes import choose_large
 
@@ -68,3 +69,17 @@ def test_every_format_builds(name: str, x_type: str, tmp_path: Path) -> None:
 def test_every_tile_builds(block_m: int, row_blocks: int, bulk: bool, tmp_path: Path) -> None:
     config = replace(_default("int4_g128", 200), block_m=block_m, block_k=64, row_blocks=row_blocks, stages=4)
     _check(config, "int4_g128", "fp16", tmp_path, bias=True, bulk=bulk)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name,x_type", FORMATS)
+def test_every_format_is_dequantized(name: str, x_type: str, tmp_path: Path) -> None:
+    from lowbit.kernels.gpu.build import build
+
+    weight_format = parse_format(name)
+    binary = build(dense_plan(weight_format, x_type), weight_format.scale.dtype, x_type, MAXNREG)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(binary.cubin)
+    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
+    assert re.search(r"STACK:0 .*LOCAL:0 ", usage.stdout), f"spills: {usage.stdout}"
+    assert 4 * (binary.smem_bytes + 1024) <= 233_472  # four CTAs of a multiprocessor hide each other's latency

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from lowbit.errors import UnsupportedConfig
+from lowbit.kernels.gpu.dense_plan import DensePlan
 from lowbit.kernels.gpu.large_plan import LargePlan
 from lowbit.kernels.gpu.plan import SCALE_BYTES, Plan
 
@@ -34,17 +35,16 @@ def rows_box(blocks: int, groups: int, bits: int) -> list[int]:
 def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
     """Compile, or take from Triton's cache on disk. scale_type: a key of SCALE_BYTES; x_type: "fp16" or "bf16".
 
-    A LargePlan is one of the kernel for many tokens. Raises UnsupportedConfig where Triton is missing.
+    The kind of plan says which kernel. Raises UnsupportedConfig where Triton is missing.
     """
     try:
-        from lowbit.kernels.gpu import compat, hopper_body, large_body
+        from lowbit.kernels.gpu import compat, dense_body, hopper_body, large_body
     except ImportError as error:
         raise UnsupportedConfig(
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
         ) from error
     gl = compat.gl
     scale_bits = 8 * SCALE_BYTES[scale_type]
-    large = isinstance(plan, LargePlan)
     blocks = plan.BLOCKS * plan.PARTS if isinstance(plan, LargePlan) else plan.BLOCKS
 
     def tile(kind: str, shape: list[int], bits: int) -> str:
@@ -55,22 +55,29 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
     planes = {f"w{i}_desc": tile("i32", [blocks, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)}
     absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
     scale_kind = "u8" if SCALE_BYTES[scale_type] == 1 else scale_type
-    maps = {
+    of_weight = {
         **planes,
         "s_desc": tile(scale_kind, rows_box(blocks, plan.SCALE_GROUPS, scale_bits), scale_bits),
         "z_desc": tile("u8", rows_box(blocks, plan.ZERO_GROUPS, 8), 8),
-        "x_desc": tile(x_type, [plan.BM, plan.BK], 16),
     }
-    if large:
-        maps["y_desc"] = tile(x_type, [plan.BM, plan.BLOCKS * 64], 16)
-    pointers = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32", "super_ptr": "*fp32"}
-    numbers: tuple[str, ...] = ("m", "n", "k_tiles", "m_tiles", "base", "more", "grain")
-    if large:
-        pointers["lift_ptr"] = "*fp32"
+    x = {"x_desc": tile(x_type, [plan.BM, plan.BK], 16)}
+    results = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32"}
+    if isinstance(plan, LargePlan):
+        y = {"y_desc": tile(x_type, [plan.BM, plan.BLOCKS * 64], 16)}
         numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more")
+        function = large_body.matmul
+        rest = x | y | results | {"super_ptr": "*fp32", "lift_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
+    elif isinstance(plan, DensePlan):
+        w = {"w_desc": tile(x_type, [plan.BLOCKS * 64, plan.BK], 16)}
+        function = dense_body.dequantize
+        rest = w | {"super_ptr": "*fp32"} | dict.fromkeys(("first", "k_tiles"), "i32")
+    else:
+        function = hopper_body.matmul
+        ints = dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32")
+        rest = x | results | {"super_ptr": "*fp32"} | ints
     kernel = compat.compile_kernel(
-        large_body.matmul if large else hopper_body.matmul,
-        {**maps, **pointers, **dict.fromkeys(numbers, "i32")},
+        function,
+        of_weight | rest,
         {**absent, "P": compat.Constants(plan), "num_warps": plan.WARPS},
         90,
         num_warps=plan.WARPS,

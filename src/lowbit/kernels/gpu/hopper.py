@@ -26,11 +26,12 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.decode import SERVED, is_decoded
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
+from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, SCALE_BYTES, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
-from lowbit.packing.fragment import BLOCK, blocks
+from lowbit.packing.fragment import BLOCK
 from lowbit.packing.tiles import PLANES
 
 GROUPS = (32, 64, 128, 256)
@@ -114,13 +115,7 @@ class Prepared:
         plan = plan_for(config, weight.format, x_type, bias)
         binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
-        planes = plan.PLANES
-        ranks = (*(3,) * len(planes), 4, 4, 2)
-        slots: list[int] = []
-        self._maps = []
-        for rank in ranks:
-            self._maps.append(len(slots))
-            slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
+        self._maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2))
         self._at = len(slots)
         slots += [8] * 4 + [4] * 7 + [8] * 2
         launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
@@ -132,19 +127,7 @@ class Prepared:
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None  # what the launch holds now
         self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
-        columns = blocks(self.k)
-        words = weight.words.view(blocks(self.n), -1, 32)
-        at = 0
-        for slot, kind, plane in zip(self._maps, binary.maps, planes, strict=False):
-            width = columns * 4 * plane
-            part = words[:, at : at + width]
-            driver.encode_map(launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
-            at += width
-        for i, values in ((-3, weight.scales), (-2, weight.zeros)):
-            if values is not None:  # rows of 64 values as lines of 16 bytes
-                lines = values.view(*values.shape[:2], *binary.maps[i]["block_size"][2:])
-                slot = launch.addresses[self._maps[i]]
-                driver.encode_map(slot, binary.maps[i], lines.data_ptr(), lines.shape, lines.stride())
+        bind_weight(launch, self._maps, binary.maps, weight)
         self.k_tiles = -(-self.k // config.block_k)
         self.n_tiles = -(-self.n // (BLOCK * config.row_blocks))
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)

@@ -21,10 +21,10 @@ from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.hopper import X_TYPES, illegal_format, multiprocessors, unserved_device
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
 from lowbit.kernels.gpu.large_shapes import choose_large
+from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
-from lowbit.packing.fragment import blocks
 
 FEWEST_TOKENS = 65  # from where "auto" takes it
 TABLE_TOKENS = (64, 96, 128, 192, 256, 512, 1024, 4096)  # a shipped row serves what is nearest below it
@@ -77,11 +77,7 @@ class Prepared:
         plan = large_plan(config, weight.format, x_type, bias, self._bulk)
         binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
-        slots: list[int] = []
-        maps = []
-        for rank in (*(3,) * len(plan.PLANES), 4, 4, 2, 2):
-            maps.append(len(slots))
-            slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
+        maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2, 2))
         self._at = len(slots)
         slots += [8] * 5 + [4] * 9 + [8] * 2
         self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
@@ -92,18 +88,7 @@ class Prepared:
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._lift = lift_of(weight, x_type, plan.FACTOR)
         self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
-        words = weight.words.view(blocks(self.n), -1, 32)
-        at = 0
-        for slot, kind, plane in zip(maps, binary.maps, plan.PLANES, strict=False):
-            width = blocks(self.k) * 4 * plane
-            part = words[:, at : at + width]
-            driver.encode_map(self._launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
-            at += width
-        for i, values in ((-4, weight.scales), (-3, weight.zeros)):
-            if values is not None:  # rows of 64 values as lines of 16 bytes
-                lines = values.view(*values.shape[:2], *binary.maps[i]["block_size"][2:])
-                slot = self._launch.addresses[maps[i]]
-                driver.encode_map(slot, binary.maps[i], lines.data_ptr(), lines.shape, lines.stride())
+        bind_weight(self._launch, maps, binary.maps, weight)
 
     def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
         """x [m, k], rows a multiple of 16 bytes apart and aligned; y [m, n] is written."""

@@ -1,0 +1,40 @@
+"""What launches of all kernels that read a packed weight share: where tensor maps stand, and the maps of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowbit.kernels.gpu import driver
+from lowbit.packing import PackedWeight
+from lowbit.packing.fragment import blocks
+from lowbit.packing.tiles import PLANES
+
+
+def map_slots(ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Which argument each tensor map is, and the sizes of the arguments: a map is followed by its shape and strides."""
+    maps: list[int] = []
+    slots: list[int] = []
+    for rank in ranks:
+        maps.append(len(slots))
+        slots += [driver.MAP_BYTES] + [4] * rank + [8] * rank
+    return maps, slots
+
+
+def bind_weight(
+    launch: driver.Launch, maps: Sequence[int], kinds: Sequence[dict[str, Any]], weight: PackedWeight
+) -> None:
+    """Write the maps of a weight's planes, scales and zeros: the first of `maps`, in this order."""
+    planes = PLANES[weight.format.bits]
+    n, k = weight.shape
+    words = weight.words.view(blocks(n), -1, 32)
+    at = 0
+    for slot, kind, plane in zip(maps, kinds, planes, strict=False):
+        width = blocks(k) * 4 * plane
+        part = words[:, at : at + width]
+        driver.encode_map(launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
+        at += width
+    for i, values in ((len(planes), weight.scales), (len(planes) + 1, weight.zeros)):
+        if values is not None:  # rows of 64 values as lines of 16 bytes
+            lines = values.view(*values.shape[:2], *kinds[i]["block_size"][2:])
+            driver.encode_map(launch.addresses[maps[i]], kinds[i], lines.data_ptr(), lines.shape, lines.stride())
