@@ -35,3 +35,7 @@ class ModelError(LowbitError):
 
 class UsageError(LowbitError, ValueError):
     """A call that cannot be served as written: an empty prompt, an impossible option. Command line exit code 2."""
+
+
+class SlowPathWarning(UserWarning):
+    """Nobody asked for the reference, but no faster kernel serves the problem. Given once for each set of reasons."""

@@ -128,3 +128,8 @@ def test_chat_remembers_and_forgets_the_oldest(model: str, lowbit: Run, monkeypa
 def test_chat_refuses_a_message_that_cannot_fit(model: str, lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     done = chat("x" * 300, lowbit, monkeypatch, model)
     assert done.code == 2 and "the message makes a prompt of 318 tokens: the model's context is 96" in done.err
+
+
+def test_a_cache_that_is_none(model: str, lowbit: Run) -> None:
+    done = lowbit("generate", model, "Hello", "--cache", "int8/int3")
+    assert done.code == 2 and "cache format 'int3': keys and values are stored as one of fp32, bf16, fp16" in done.err

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lowbit.checkpoint.base import Checkpoint, TokenizerData
-from lowbit.errors import UsageError
+from lowbit.errors import FormatError, UsageError
 from lowbit.formats import quantize
 from lowbit.models import ModelConfig
 from lowbit.runtime import LLM, SamplingParams
@@ -267,3 +267,16 @@ def test_logits_errors(llm: LLM) -> None:
     with pytest.raises(UsageError) as error:
         llm.logits([0] * 49)
     assert str(error.value) == ("49 tokens in a row: the model's context is 48; cut them into windows of at most that")
+
+
+def test_rounded_caches(wide_checkpoint: Checkpoint) -> None:
+    """Generation and logits over pages; a name that is none is refused before weights are read."""
+    plain = LLM(wide_checkpoint, device="cpu", dtype="float32")
+    paged = LLM(wide_checkpoint, device="cpu", dtype="float32", cache="fp32")
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    assert paged.generate("Hello", params)[0].tokens == plain.generate("Hello", params)[0].tokens
+    torch.testing.assert_close(paged.logits([1, 2, 3]), plain.logits([1, 2, 3]), atol=1e-5, rtol=1e-4)
+    rounded = LLM(wide_checkpoint, device="cpu", dtype="float32", cache="int8/int4")
+    assert not torch.equal(rounded.logits([1, 2, 3]), plain.logits([1, 2, 3]))
+    with pytest.raises(FormatError, match="cache format 'int9': keys and values are stored as one of fp32, bf16"):
+        LLM(wide_checkpoint, cache="int9")

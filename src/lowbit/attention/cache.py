@@ -169,9 +169,14 @@ class PagedCache:
             )
         for sequence, count in zip(sequences, tokens, strict=True):
             for source, target in self.pool.extend(sequence, count):
-                for tensor in (*self.keys, *self.values):
-                    tensor.copy_page(source, target)
+                self.copy_pages(self, [source], [target])
         return self.batch(sequences, tokens)
+
+    def copy_pages(self, other: PagedCache, source: Sequence[int], target: Sequence[int]) -> None:
+        """In every layer, make pages hold what pages of another cache of the same kind (or of this one) hold."""
+        at = [torch.tensor(list(pages), dtype=torch.int64, device=self.device) for pages in (source, target)]
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine.copy_pages(theirs, *at)
 
     def batch(self, sequences: Sequence[int], new: Sequence[int] | None = None) -> Batch:
         """Requests that attend to all tokens of some sequences; new: as in Batch.of."""

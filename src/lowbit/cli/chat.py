@@ -34,6 +34,7 @@ def command(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     backend: options.Backend = "auto",
+    cache: options.Cache = "auto",
     debug: options.Debug = False,
 ) -> None:
     """Talk to a model: one line is one message, answers appear as they are made.
@@ -45,7 +46,7 @@ def command(
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed)
     chosen = choose_recipe(recipe, format)
-    llm = load(rounded(open_model(model), chosen), device, dtype, backend)
+    llm = load(rounded(open_model(model), chosen), device, dtype, backend, cache)
     llm.chat_template.start()
     conversation = Conversation(llm, params, system)
     note(HELP)

@@ -53,6 +53,7 @@ def command(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     backend: options.Backend = "auto",
+    cache: options.Cache = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -72,7 +73,7 @@ def command(
     checkpoint = rounded(open_model(model), chosen, search)
     limit = windows * window if windows else None
     read = read_text(text, limit)
-    llm = load(checkpoint, device, dtype, backend)
+    llm = load(checkpoint, device, dtype, backend, cache)
     ids = encode(llm.tokenizer, read)
     original = None if against is None else _original(against, llm, ids, device, dtype, backend)
     comparison = None
@@ -92,6 +93,7 @@ def command(
         "device": str(llm.device),
         "dtype": str(llm.dtype).removeprefix("torch."),
         "backend": backend,
+        "cache": cache,
         "assumptions": checkpoint.assumptions,
     }
     if json:
@@ -102,7 +104,7 @@ def command(
         f"({result.nll:.5f} nats per token over {result.counted} tokens)",
         *_sentences(how["against"]),
         f"model: {model}{f', rounded to {chosen.name}' if chosen else ''}",
-        f"activations: {how['dtype']} on {how['device']}, backend {backend}",
+        f"activations: {how['dtype']} on {how['device']}, backend {backend}, cache {cache}",
         f"text: {read.source}{'' if read.complete else ', its beginning'}",
         f"method: {result.method}",
         f"time: {result.seconds:.1f} s, {result.tokens / result.seconds:.0f} tokens/s",

@@ -46,6 +46,7 @@ def command(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     backend: options.Backend = "auto",
+    cache: options.Cache = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -61,7 +62,7 @@ def command(
     if not text.strip():
         raise UsageError("the prompt is empty: write some text to continue, or - to read it from stdin")
     chosen = choose_recipe(recipe, format)
-    llm = load(rounded(open_model(model), chosen), device, dtype, backend)
+    llm = load(rounded(open_model(model), chosen), device, dtype, backend, cache)
     ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else llm.encode(text)
     stream = llm.stream(ids, params)
     if json:

@@ -27,6 +27,13 @@ Backend = Annotated[
     str,
     typer.Option(help="The kernel for quantized weights: auto, or a name that lowbit env lists.", rich_help_panel=RUN),
 ]
+Cache = Annotated[
+    str,
+    typer.Option(
+        help="How keys and values are kept: auto (as --dtype), int8, int4, fp8, fp16, ..., or two as int8/int4.",
+        rich_help_panel=RUN,
+    ),
+]
 Format = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from lowbit.dispatch.tuned import tuned_choice
-from lowbit.errors import LayoutError, UnsupportedConfig
+from lowbit.errors import LayoutError, SlowPathWarning, UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
 from lowbit.packing import PackedWeight, pack_as
@@ -24,10 +24,6 @@ class Choice(NamedTuple):
     config: KernelConfig
     passed: tuple[tuple[str, str], ...]
     origin: str = HEURISTIC
-
-
-class SlowPathWarning(UserWarning):
-    """Nobody asked for the reference, but no faster kernel serves the problem. Given once for each set of reasons."""
 
 
 def comparable(first: str, backend: str = "auto") -> list[str]:

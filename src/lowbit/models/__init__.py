@@ -1,12 +1,14 @@
 """Models: one decoder whose options are data; families register how their config becomes those options."""
 
-from lowbit.models.cache import KVCache
+from lowbit.models.cache import Cache, KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder, NextLogits
 from lowbit.models.families import FAMILIES, family, model_config
 from lowbit.models.load import load_model
+from lowbit.models.paged import PagedKVCache, cache_formats
 from lowbit.models.rope import RopeConfig
 
 __all__ = [
-    "FAMILIES", "Decoder", "KVCache", "ModelConfig", "NextLogits", "RopeConfig", "family", "load_model", "model_config",
+    "FAMILIES", "Cache", "Decoder", "KVCache", "ModelConfig", "NextLogits", "PagedKVCache", "RopeConfig",
+    "cache_formats", "family", "load_model", "model_config",
 ]  # fmt: skip

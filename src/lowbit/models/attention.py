@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowbit.models.cache import KVCache
+from lowbit.models.cache import Cache, KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.norm import RMSNorm
+from lowbit.models.paged import PagedKVCache
 from lowbit.models.rope import rotate
 
 BLOCK_ROWS = 512  # query rows under one mask
@@ -79,15 +80,28 @@ class Attention(nn.Module):
         x: Tensor,  # [batch, time, hidden]
         cos: Tensor,  # [time, head_dim]
         sin: Tensor,  # [time, head_dim]
-        cache: KVCache | None,
+        cache: Cache | None,
     ) -> Tensor:  # [batch, time, hidden]
+        if isinstance(cache, PagedKVCache):
+            return self._output(self._attend_pages(x, cos, sin, cache))
         query = rotate(self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2), cos, sin)
         key = rotate(self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2), cos, sin)
         value = self._heads(self.v_proj(x)).transpose(1, 2)  # each [batch, heads, time, head_dim]
-        if cache is not None:
+        if isinstance(cache, KVCache):
             key, value = cache.append(self.layer, key, value)
-        out = attend(query, key, value, self.window)
-        return cast(Tensor, self.o_proj(self.attn_sub_norm(out.transpose(1, 2).flatten(2))))
+        return self._output(attend(query, key, value, self.window).transpose(1, 2))
+
+    def _attend_pages(self, x: Tensor, cos: Tensor, sin: Tensor, cache: PagedKVCache) -> Tensor:
+        """-> [batch, time, heads, head_dim]; norm, rope and rounding belong to the cache."""
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        both = self.q_norm, self.k_norm
+        norms = (
+            None if isinstance(both[0], nn.Identity) else (cast(Tensor, both[0].weight), cast(Tensor, both[1].weight))
+        )
+        return cache.attend(self.layer, query, key, value, cos, sin, norms)
+
+    def _output(self, out: Tensor) -> Tensor:  # [batch, time, heads, head_dim] -> [batch, time, hidden]
+        return cast(Tensor, self.o_proj(self.attn_sub_norm(out.flatten(2))))
 
     def _heads(self, x: Tensor) -> Tensor:  # [batch, time, width] -> [batch, time, heads, head_dim]
         return x.view(*x.shape[:-1], -1, self.head_dim)

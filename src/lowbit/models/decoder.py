@@ -22,11 +22,12 @@ from lowbit.dispatch import matmul
 from lowbit.errors import ModelError
 from lowbit.kernels.cpu.chooser import Peak
 from lowbit.models.attention import Attention
-from lowbit.models.cache import KVCache
+from lowbit.models.cache import Cache, KVCache
 from lowbit.models.config import ModelConfig
 from lowbit.models.cpu_step import BACKENDS, cpu_step
 from lowbit.models.gpu_step import gpu_step
 from lowbit.models.norm import RMSNorm
+from lowbit.models.paged import PagedKVCache, cache_formats
 from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
 
@@ -65,7 +66,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache)
         return x + cast(Tensor, self.mlp(self.post_attention_layernorm(x)))
 
@@ -99,6 +100,7 @@ class Decoder(nn.Module):
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rope = Rope(config.rope, config.head_dim)
+        self.cache_format: str | None = None  # of new caches; None: the model's dtype, contiguous
 
     @property
     def device(self) -> torch.device:
@@ -109,14 +111,17 @@ class Decoder(nn.Module):
         """Of the activations between layers."""
         return self.model.norm.weight.dtype
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for `capacity` tokens of `batch` sequences, in the model's dtype and on its device."""
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        """An empty cache for `capacity` tokens of `batch` sequences, as `cache_format` says, on the model's device."""
+        if self.cache_format is not None:
+            formats = cache_formats(self.cache_format)
+            return PagedKVCache(self.config, batch, capacity, self.dtype, self.device, formats)
         return KVCache(self.config, batch, capacity, self.dtype, self.device)
 
     def forward(
         self,
         token_ids: Tensor,  # [batch, time] int64, each below vocab_size
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         last_only: bool = False,
     ) -> Tensor:
         """-> logits [batch, time, vocab] float32; [batch, 1, vocab] of the last token with `last_only`.
@@ -140,7 +145,7 @@ class Decoder(nn.Module):
             )
         return self._through_layers(token_ids, cache, last_only)
 
-    def next_logits(self, tokens: Sequence[int], cache: KVCache) -> NextLogits:
+    def next_logits(self, tokens: Sequence[int], cache: Cache) -> NextLogits:
         """What follows the sequence in the cache and these tokens of it, which the cache holds afterwards.
 
         As forward() with `last_only`, for a cache of one sequence, without a copy of the logits.
@@ -151,7 +156,7 @@ class Decoder(nn.Module):
         token_ids = torch.tensor([tokens], device=self.device)
         return NextLogits(self._through_layers(token_ids, cache, last_only=True)[0, -1], None)
 
-    def _through_layers(self, token_ids: Tensor, cache: KVCache | None, last_only: bool) -> Tensor:
+    def _through_layers(self, token_ids: Tensor, cache: Cache | None, last_only: bool) -> Tensor:
         """forward() without its checks, layer by layer or by a CUDA graph."""
         time, start = token_ids.shape[1], 0 if cache is None else cache.length
         if cache is not None and (logits := self._gpu_logits(token_ids, cache)) is not None:
@@ -166,9 +171,11 @@ class Decoder(nn.Module):
             cache.advance(time)
         return self.head(self.model.norm(x[:, -1:] if last_only else x))
 
-    def _cpu_next(self, token: int, cache: KVCache) -> NextLogits | None:
+    def _cpu_next(self, token: int, cache: Cache) -> NextLogits | None:
         """next_logits() of one token by one call of compiled code, or None where that does not serve."""
         if torch.is_grad_enabled() or self.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        if not isinstance(cache, KVCache):
             return None
         table = self.model.embed_tokens
         head = self.lm_head if self.lm_head is not None else table if self.head_backend in BACKENDS else None
@@ -179,9 +186,11 @@ class Decoder(nn.Module):
         cache.advance(1)
         return NextLogits(y if step.head is not None else self.head(y.to(self.dtype)), peak)
 
-    def _gpu_logits(self, token_ids: Tensor, cache: KVCache) -> Tensor | None:
+    def _gpu_logits(self, token_ids: Tensor, cache: Cache) -> Tensor | None:
         """Logits [1, 1, vocab] of one new token by one CUDA graph, or None where that does not serve."""
         if token_ids.numel() != 1 or torch.is_grad_enabled() or self.device.type != "cuda":
+            return None
+        if not isinstance(cache, KVCache):
             return None
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None

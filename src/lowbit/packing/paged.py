@@ -138,8 +138,13 @@ class PagedTensor:
             codes = unpack_nibbles(codes)
         return self.format.dequantize(codes, scales, rotated)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Make page `target` hold what page `source` holds."""
-        self.codes[target] = self.codes[source]
-        if self.scales is not None and self.format.scale != "head":
-            self.scales[target] = self.scales[source]
+    def copy_pages(
+        self,
+        other: PagedTensor,  # of the same format and sizes, or this one
+        source: Tensor,  # [n] integers, pages of the other
+        target: Tensor,  # [n] integers, pages of this one
+    ) -> None:
+        """Make pages hold what those of another hold."""
+        self.codes[target] = other.codes[source]
+        if self.scales is not None and other.scales is not None and self.format.scale != "head":
+            self.scales[target] = other.scales[source]

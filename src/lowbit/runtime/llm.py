@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lowbit.checkpoint import Checkpoint, TokenizerData, open_checkpoint
 from lowbit.errors import CheckpointError, UsageError
-from lowbit.models import Decoder, ModelConfig, load_model
+from lowbit.models import Decoder, ModelConfig, cache_formats, load_model
 from lowbit.runtime.chat_template import ChatTemplate, Message
 from lowbit.runtime.completion import Completion
 from lowbit.runtime.memory import Memory
 from lowbit.runtime.placement import choose_device, choose_dtype
 from lowbit.runtime.sampling import SamplingParams
-from lowbit.runtime.stream import TextStream
+from lowbit.runtime.stream import PREFILL_CHUNK, TextStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,9 +38,11 @@ class LLM:
     backend: which kernels run quantized weights, see lowbit.matmul.
     progress: called with (done_bytes, total_bytes, module) while weights are read.
     activations: "plain", or "stored": inputs of linears are rounded as the checkpoint says its model was trained.
+    cache: how keys and values are kept. "auto": in `dtype`, contiguous. "int8", "int4", "fp8", "fp16" and the other
+        names of lowbit.formats.kv, or two as "int8/int4" for keys and values: rounded, in pages (docs/attention.md).
 
-    Raises CheckpointError, ModelError or UsageError. Prompts given as text, and text in completions, need the
-    checkpoint to have a tokenizer; token ids always work.
+    Raises CheckpointError, ModelError, FormatError or UsageError. Prompts given as text, and text in completions, need
+    the checkpoint to have a tokenizer; token ids always work.
     """
 
     def __init__(
@@ -51,11 +53,15 @@ class LLM:
         backend: str = "auto",
         progress: Callable[[int, int, str], None] | None = None,
         activations: str = "plain",
+        cache: str = "auto",
     ) -> None:
+        if cache != "auto":
+            cache_formats(cache)
         self.checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.checkpoint, self.device)
         self.model: Decoder = load_model(self.checkpoint, self.device, self.dtype, backend, progress, activations)
+        self.model.cache_format = None if cache == "auto" else cache
 
     @property
     def config(self) -> ModelConfig:
@@ -121,6 +127,7 @@ class LLM:
     ) -> Tensor:
         """-> [batch, time, vocab] float32 on the model's device: at each position, of the token that follows it.
 
+        With a rounded cache, every position attends over keys and values as that cache holds them.
         Raises UsageError for ids outside the vocabulary, no tokens, or more of them than the context holds.
         """
         try:
@@ -142,8 +149,12 @@ class LLM:
                 f"{ids.shape[1]} tokens in a row: the model's context is {self.config.context_length}; "
                 "cut them into windows of at most that"
             )
-        logits: Tensor = self.model(ids.to(device=self.device, dtype=torch.int64))
-        return logits
+        ids = ids.to(device=self.device, dtype=torch.int64)
+        if self.model.cache_format is None:
+            logits: Tensor = self.model(ids)
+            return logits
+        cache = self.model.new_cache(*ids.shape)
+        return torch.cat([self.model(part, cache) for part in torch.split(ids, PREFILL_CHUNK, dim=1)], dim=1)
 
     def generate(
         self, prompts: str | Sequence[int] | Sequence[Prompt], params: SamplingParams | None = None

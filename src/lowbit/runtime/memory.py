@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowbit.errors import UsageError
-from lowbit.models import Decoder, KVCache
+from lowbit.models import Cache, Decoder
 
 
 class Memory:
@@ -22,7 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._model: Decoder | None = None
-        self._cache: KVCache | None = None
+        self._cache: Cache | None = None
         self._tokens: list[int] = []  # at least those that the cache holds
         self._owner: object = None
 
@@ -31,7 +31,7 @@ class Memory:
         """The tokens whose keys and values are held."""
         return () if self._cache is None else tuple(self._tokens[: self._cache.length])
 
-    def begin(self, owner: object, model: Decoder, prompt: Sequence[int], capacity: int) -> tuple[KVCache, int]:
+    def begin(self, owner: object, model: Decoder, prompt: Sequence[int], capacity: int) -> tuple[Cache, int]:
         """A cache with room for `capacity` tokens, and how many of the prompt's it holds: never all, the last is read.
 
         owner: the stream, which must be the one that calls `extend`.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from lowbit.errors import UsageError
-from lowbit.models import Decoder, KVCache
+from lowbit.models import Cache, Decoder
 from lowbit.runtime.completion import Completion
 from lowbit.runtime.detokenize import TextAssembler
 from lowbit.runtime.memory import Memory
@@ -89,7 +89,7 @@ class TextStream(Iterator[str]):
             yield rest
 
     @torch.inference_mode()
-    def _next_token(self, new: Sequence[int], cache: KVCache) -> int:
+    def _next_token(self, new: Sequence[int], cache: Cache) -> int:
         """Read the tokens that are new to the cache and choose the one that follows them."""
         self._memory.extend(self, new)
         for start in range(0, len(new), PREFILL_CHUNK):

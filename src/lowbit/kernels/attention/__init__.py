@@ -9,10 +9,11 @@ reference.py   float32 torch, any device: the truth
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib import import_module
 
-from lowbit.errors import UnsupportedConfig
+from lowbit.errors import SlowPathWarning, UnsupportedConfig
 from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
@@ -34,15 +35,30 @@ def get_backend(name: str) -> AttentionBackend:
 
 
 def choose_backend(name: str, problem: AttentionProblem) -> AttentionBackend:
-    """The backend asked for, or with "auto" the first that serves. Raises UnsupportedConfig with reasons."""
+    """The backend asked for, or with "auto" the first that serves. Raises UnsupportedConfig with reasons.
+
+    Warns where "auto" comes to the reference.
+    """
     reasons = []
     for each in BACKENDS if name == "auto" else (name,):
         backend = get_backend(each)
         reason = backend.legal(problem)
         if reason is None:
+            if name == "auto" and each == "reference":
+                _report("; ".join(reasons))
             return backend
         reasons.append(f"{each}: {reason}")
     raise UnsupportedConfig(f"no attention backend serves {problem}; " + "; ".join(reasons))
+
+
+@cache
+def _report(reasons: str) -> None:
+    """One warning for each set of reasons."""
+    warnings.warn(
+        f"attention runs on the reference, which is slow ({reasons}); pass backend='reference' to ask for it",
+        SlowPathWarning,
+        stacklevel=4,
+    )
 
 
 __all__ = [

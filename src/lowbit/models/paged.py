@@ -1,0 +1,152 @@
+"""PagedKVCache: the model's cache where keys and values are rounded, on lowbit.attention's pages.
+
+The first layer of a pass makes room for its tokens and plans the step, once for each window that layers have; every
+layer then stores its keys and values and attends over what is stored, its own new tokens included as they were rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.attention import AttentionProblem, DecodePlan, PagedCache, PrefillPlan
+from lowbit.errors import ModelError
+from lowbit.formats.kv import KVFormat, kv_format
+from lowbit.kernels.attention import NewTokens
+from lowbit.models.cache import Cache
+from lowbit.models.config import ModelConfig
+
+PAGE_SIZE = 64
+
+
+def cache_formats(name: str) -> tuple[KVFormat, KVFormat]:
+    """The formats of keys and of values: "int8" for both, or "int8/int4". Raises FormatError listing the names."""
+    key, _, value = name.partition("/")
+    return kv_format(key), kv_format(value or key)
+
+
+class PagedKVCache(Cache):
+    """Room for `capacity` tokens of `batch` sequences of one length. Raises ModelError, LayoutError or FormatError."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,  # of queries and outputs
+        device: torch.device | str,
+        formats: tuple[KVFormat, KVFormat],  # of keys, of values
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(config, batch, capacity)
+        self.config, self.dtype, self.backend = config, dtype, backend
+        self.paged = PagedCache(
+            layers=config.num_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            pages=batch * -(-capacity // PAGE_SIZE),
+            page_size=PAGE_SIZE,
+            key=formats[0],
+            value=formats[1],
+            device=device,
+        )
+        self.sequences = [self.paged.add() for _ in range(batch)]
+        self._problems = {window: self._problem(window) for window in set(config.windows)}
+        self._plans: dict[tuple[int | None, bool], DecodePlan | PrefillPlan] = {}
+        self._slots: Tensor | None = None  # of the tokens of the pass under way
+
+    def _problem(self, window: int | None) -> AttentionProblem:
+        config = self.config
+        return AttentionProblem(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            PAGE_SIZE,
+            self.paged.key_format,
+            self.paged.value_format,
+            self.dtype,
+            self.paged.device.type,
+            window=window,
+        )
+
+    @property
+    def formats(self) -> str:
+        return f"{self.paged.key_format}/{self.paged.value_format}"
+
+    @property
+    def nbytes(self) -> int:
+        return self.paged.nbytes
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,  # [batch, time, heads, head_dim], before norm and rope
+        key: Tensor,  # [batch, time, kv_heads, head_dim], likewise
+        value: Tensor,  # [batch, time, kv_heads, head_dim]
+        cos: Tensor,  # [time, head_dim]
+        sin: Tensor,  # [time, head_dim]
+        norms: tuple[Tensor, Tensor] | None,  # weights [head_dim] of the norms of queries and of keys
+    ) -> Tensor:
+        """Store the new tokens of a layer and attend; -> [batch, time, heads, head_dim]."""
+        batch, time = query.shape[:2]
+        if layer == 0:
+            self._begin(time)
+        assert self._slots is not None
+        plan = self._plans[self.config.windows[layer], time == 1]
+        query_norm, key_norm = norms or (None, None)
+        new = NewTokens(
+            query.flatten(0, 1),
+            key.flatten(0, 1),
+            value.flatten(0, 1),
+            self._slots,
+            cos.repeat(batch, 1),
+            sin.repeat(batch, 1),
+            query_norm,
+            key_norm,
+            self.config.norm_eps,
+        )
+        rotated = self.paged.append(layer, new, plan.backend)
+        return plan.run(layer, self.paged, rotated).view(query.shape)
+
+    def _begin(self, time: int) -> None:
+        """Room and plans for a pass. One that failed half way has left tokens behind: they are forgotten."""
+        for sequence in self.sequences:
+            self.paged.truncate(sequence, min(self.length, self.paged.length(sequence)))
+        new = self.paged.extend(self.sequences, [time] * self.batch)
+        self._slots = new.slots(self.paged.device)
+        for window, problem in self._problems.items():
+            plan = self._plans.get((window, time == 1))
+            if plan is None or plan.work.limits.rows < self.batch * time:
+                plan = self._plans[window, time == 1] = self._new_plan(problem, time)
+            plan.plan(new)
+
+    def _new_plan(self, problem: AttentionProblem, time: int) -> DecodePlan | PrefillPlan:
+        if time == 1:
+            return DecodePlan(problem, max_requests=self.batch, max_length=self.capacity, backend=self.backend)
+        return PrefillPlan(
+            problem,
+            max_requests=self.batch,
+            max_length=self.capacity,
+            max_rows=self.batch * time,
+            backend=self.backend,
+        )
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        for sequence in self.sequences:
+            self.paged.truncate(sequence, min(length, self.paged.length(sequence)))
+
+    def take_over(self, other: Cache) -> None:
+        self.require_takes(other)
+        if not isinstance(other, PagedKVCache) or other.formats != self.formats:
+            kept = other.formats if isinstance(other, PagedKVCache) else "no pages"
+            raise ModelError(f"take_over: the other cache keeps {kept}, this one {self.formats}; make it like this one")
+        for mine in self.sequences:
+            self.paged.truncate(mine, 0)
+        self.paged.extend(self.sequences, [other.length] * self.batch)
+        for mine, theirs in zip(self.sequences, other.sequences, strict=True):
+            count = -(-other.length // PAGE_SIZE)
+            self.paged.copy_pages(
+                other.paged, other.paged.pool.sequence(theirs).pages[:count], self.paged.pool.sequence(mine).pages
+            )
+        self.length = other.length
