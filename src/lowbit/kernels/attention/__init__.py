@@ -39,7 +39,7 @@ def choose_backend(name: str, problem: AttentionProblem) -> AttentionBackend:
 
     Warns where "auto" comes to the reference.
     """
-    reasons = []
+    reasons: list[str] = []
     for each in BACKENDS if name == "auto" else (name,):
         backend = get_backend(each)
         reason = backend.legal(problem)
