@@ -23,13 +23,13 @@ def compile_one(job: Job) -> None:
     config, name, x_type = job
     weight_format = parse_format(name)
     if isinstance(config, DenseConfig):
-        build(dense_plan(weight_format, x_type), weight_format.scale.dtype, x_type, MAXNREG)
+        build(dense_plan(weight_format, x_type), x_type, MAXNREG)
         return
     if isinstance(config, LargeConfig):
         plan: Plan = large_plan(config, weight_format, x_type, False, True)
     else:
         plan = plan_for(config, weight_format, x_type, False)
-    build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+    build(plan, x_type, config.maxnreg)
 
 
 def _kernel_of(config: Config) -> Config:

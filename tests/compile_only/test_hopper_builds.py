@@ -21,12 +21,14 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 DECODES = [
     "int1_g128", "int1_g128_asym", "int2_g128", "int2_g128_asym", "int3_g128", "int3_g128_asym", "int4_g128",
     "int4_g128_asym", "int5_g128", "int6_g128_asym", "int7_g128", "int8_g128", "int8_g128_asym", "ternary_g128",
-    "fp8_e4m3_g128", "mxfp8_e5m2", "mxfp4", "nf4_g128", "nvfp4", "mxfp6_e2m3",
+    "fp8_e4m3_g128", "mxfp8_e5m2", "mxfp4", "nf4_g128", "nvfp4", "mxfp6_e2m3", "q4_k", "q6_k",
+    "nf4_g64_zfloat", "int8_g128_min", "int3_g32_su4sq-fp16xcolumn",
 ]  # fmt: skip
 BF16 = ["int8_g128_asym", "int2_g128_asym", "mxfp8_e4m3", "int4_g128", "int7_g128", "nf4_g128", "mxfp4", "nvfp4"]
 GROUPINGS = [
     "int4_g32", "int4_g64_sbf16", "int4_channel_sfp32", "int8_g32_asym", "int8_channel_asym", "int1_g32_asym",
-    "int3_g64", "int7_g256_asym", "int2_channel", "mxfp8_e4m3", "nf4_g64_sbf16",
+    "int3_g64", "int7_g256_asym", "int2_channel", "mxfp8_e4m3", "nf4_g64_sbf16", "q2_k", "q3_k", "q5_k",
+    "int4_g16", "fp4_e2m1_g32_zfloat", "int4_g32_se4m3", "int8_g128_zfloat", "int1_g64_min",
 ]  # fmt: skip
 X_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -36,7 +38,7 @@ def _check(config: HopperConfig, name: str, x_type: str, tmp_path: Path, bias: b
 
     weight_format = parse_format(name)
     plan = plan_for(config, weight_format, x_type, bias)
-    binary = build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+    binary = build(plan, x_type, config.maxnreg)
     assert binary.threads == config.threads
     assert binary.smem_bytes <= smem_bytes(config, weight_format)
     cubin = tmp_path / "kernel.cubin"

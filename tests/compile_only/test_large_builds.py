@@ -31,7 +31,7 @@ def _check(config: LargeConfig, name: str, x_type: str, tmp_path: Path, bias: bo
 
     weight_format = parse_format(name)
     plan = large_plan(config, weight_format, x_type, bias, bulk)
-    binary = build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+    binary = build(plan, x_type, config.maxnreg)
     assert binary.threads == config.threads
     assert binary.smem_bytes <= smem_bytes(config, weight_format)
     cubin = tmp_path / "kernel.cubin"
@@ -77,7 +77,7 @@ def test_every_format_is_dequantized(name: str, x_type: str, tmp_path: Path) -> 
     from lowbit.kernels.gpu.build import build
 
     weight_format = parse_format(name)
-    binary = build(dense_plan(weight_format, x_type), weight_format.scale.dtype, x_type, MAXNREG)
+    binary = build(dense_plan(weight_format, x_type), x_type, MAXNREG)
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(binary.cubin)
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lowbit.dispatch.tuned import table
-from lowbit.formats import QuantizedTensor, Zero, parse_format
+from lowbit.formats import QuantizedTensor, Zero, parse_format, quantize
 from lowbit.formats.element import Codebook
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers
+from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import LargeConfig, fitting, large_plan
 from lowbit.kernels.gpu.large_shapes import choose_large
@@ -32,7 +33,14 @@ PLANES_AND_TABLES = [
     "fp8_e4m3_channel", "fp8_e5m2_g128", "nvfp4", "nvfp4_div", "mxfp6_e2m3",
     "fp6_e3m2_channel",
 ]  # fmt: skip
+LEVELS_AND_ZEROS = [
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "int3_g32_su4sq-fp16xcolumn", "int4_g16", "int8_g128_min",
+    "int1_g64_min", "int4_g64_zfloat", "nf4_g64_zfloat", "fp4_e2m1_g32_zfloat", "int4_tensor", "ternary", "int4_g96",
+    "int4_g32_se4m3", "fp4_e2m1_g32_se4m3-fp32xtensor", "fp4_e2m1_tensor",
+]  # fmt: skip
+PLANES_AND_TABLES += LEVELS_AND_ZEROS
 FORMATS += PLANES_AND_TABLES
+ONE_LEVEL = [name for name in FORMATS if illegal_one_level(parse_format(name)) is None]  # with many tokens too
 ODD_SIZE = (517, 332)  # no multiple of a tile, a group or 8
 SEVERAL_TILES = ["int4_g128", "int4_g64_asym", "int8_g128"]  # also tested with many tokens
 
@@ -67,7 +75,7 @@ def compile_one(job: Job) -> None:
         plan: Plan = large_plan(config, weight_format, x_type, bias, True)
     else:
         plan = plan_for(config, weight_format, x_type, bias)
-    build(plan, weight_format.scale.dtype, x_type, config.maxnreg)
+    build(plan, x_type, config.maxnreg)
 
 
 def large_jobs() -> list[Job]:
@@ -77,7 +85,7 @@ def large_jobs() -> list[Job]:
     def config(name: str, m: int) -> LargeConfig:
         return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", half, half, "cuda"))
 
-    jobs: list[Job] = [(config(name, 65), name, "fp16", False) for name in FORMATS]
+    jobs: list[Job] = [(config(name, 65), name, "fp16", False) for name in ONE_LEVEL]
     jobs += [(config(name, m), name, x, False) for name in SEVERAL_TILES for m in (1, 65) for x in ("fp16", "bf16")]
     jobs.append((config("int4_g128", 65), "int4_g128", "fp16", True))
     for block_m, row_blocks in ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1), (256, 1)):
@@ -106,6 +114,13 @@ def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTenso
     """Random codes of finite numbers and zeros; scales that keep the variance of x through a matmul about one."""
     weight_format = parse_format(name)
     generator = torch.Generator("cuda").manual_seed(seed)
+    if name in LEVELS_AND_ZEROS:  # what scales and zeros of two levels belong together, rounding knows
+        weight = torch.randn(n, k, device="cuda", generator=generator) * k**-0.5
+        q = quantize(weight, name)
+        if (upper := weight_format.scale.super) and upper.span == "tensor":
+            assert q.super_scales is not None
+            q = replace(q, super_scales=q.super_scales.log2().round().exp2())
+        return q
     numbers = weight_format.element.values().cuda()
     usable = numbers.isfinite().nonzero().flatten().to(torch.uint8)
     codes = usable[torch.randint(0, len(usable), (n, k), device="cuda", generator=generator)]

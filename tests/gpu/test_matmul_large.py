@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_weights import FORMATS, ODD_SIZE, check_twice_torch, random_quantized
+from gpu_weights import ODD_SIZE, ONE_LEVEL, check_twice_torch, random_quantized
 
 import lowbit
 from lowbit.kernels import Problem, get_family
@@ -31,7 +31,7 @@ def test_any_number_of_tokens(name: str, dtype: torch.dtype) -> None:
     assert workspace.is_empty()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ONE_LEVEL)
 def test_every_format(name: str) -> None:
     for n, k in (ODD_SIZE, (768, 1536)):
         q = random_quantized(n, k, name)

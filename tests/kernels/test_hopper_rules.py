@@ -9,21 +9,27 @@ import torch
 
 from lowbit.dispatch import pack
 from lowbit.dispatch.tuned import file_name, table
-from lowbit.formats import Section, parse_format, quantize
+from lowbit.formats import SHORT_NAMES, Section, parse_format, quantize
 from lowbit.kernels import Problem, get_family
+from lowbit.kernels.gpu.form import illegal_format
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
-from lowbit.kernels.gpu.hopper import illegal_config, illegal_format
+from lowbit.kernels.gpu.hopper import illegal_config
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
 
-GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
+GROUPS = "multiples of 16 columns along k, one scale a row, one for the tensor"
 ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp6_e2m3, fp6_e3m2, fp4_e2m1, codebooks of 16 numbers"
-SCALES = "it serves one level of fp16, bf16, fp32 or e8m0, and nvfp4's"
 INTEGERS = [f"int{b}{g}{s}{z}" for b in (4, 8) for g in ("_g32", "_g64", "_g128", "_channel")
             for s in ("", "_sbf16", "_sfp32") for z in ("", "_asym")]  # fmt: skip
 OTHERS = [f"{name}{g}{s}" for name in ("ternary", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nf4", "iq4_nl", "fp4_bnb")
           for g in ("_g32", "_g256", "_channel") for s in ("", "_se8m0")]  # fmt: skip
 PLANES = [f"int{b}{g}{z}" for b in (1, 2, 3, 5, 6, 7) for g in ("_g32", "_g128", "_g256", "_channel")
           for z in ("", "_asym")]  # fmt: skip
+TWO_LEVELS = [
+    "int3_g32_su4sq-fp16xcolumn", "int8_g128_su4sq-fp16xcolumn", "int4_g64_su6-bf16x4_min",
+    "int2_tensor_su6-fp16xtensor", "fp4_e2m1_g32_se4m3-fp32xtensor", "int4_g32_su6-fp16xtensor_min",
+    *(f"{e}{g}{z}" for e in ("int4", "int8", "int1", "nf4", "fp4_e2m1") for g in ("_g16", "_g96", "_tensor", "_g512")
+      for z in ("", "_zfloat")),
+]  # fmt: skip
 SERVED = [
     *INTEGERS,
     *OTHERS,
@@ -33,8 +39,8 @@ SERVED = [
     "mxfp8_e5m2",
     "mxfp6_e2m3",
     "mxfp6_e3m2",
-    "nvfp4",
-    "nvfp4_div",
+    *SHORT_NAMES,
+    *TWO_LEVELS,
 ]
 
 
@@ -61,15 +67,14 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
     [
         ("codebook[-1,1]_g64", f"weights of codebook[-1.0,1.0]: it serves {ELEMENTS}"),
         ("codebook[-1,0,0.5,1]_g64", f"weights of codebook[-1.0,0.0,0.5,1.0]: it serves {ELEMENTS}"),
-        ("int4_g16", f"group size 16: it serves {GROUPS}"),
-        ("int4_g64_min", "zero kind 'min': it serves symmetric weights and integer zero points"),
-        ("nf4_g64_zfloat", "zero kind 'zfloat': it serves symmetric weights and integer zero points"),
-        ("int4_tensor", f"grouping tensor: it serves {GROUPS}"),
-        ("nf4_g16_se4m3-fp32xtensor", f"group size 16: it serves {GROUPS}"),
-        ("fp4_e2m1_g32_se4m3-fp32xtensor", f"scales se4m3-fp32xtensor: {SCALES}"),
-        ("int4_g32_se4m3", f"scales se4m3: {SCALES}"),
-        ("q3_k", f"group size 16: it serves {GROUPS}"),
-        ("iq4_xs", f"scales si6-fp16x8: {SCALES}"),
+        ("int4_g8", f"group size 8: it serves {GROUPS}"),
+        ("int4_g100", f"group size 100: it serves {GROUPS}"),
+        ("fp8_e4m3_block128x128", f"grouping block128x128: it serves {GROUPS}"),
+        ("nf4_flat64", f"grouping flat64: it serves {GROUPS}"),
+        (
+            "int4_g32_se4m3-rfp32x8",
+            "scales se4m3-rfp32x8: it serves super-scales that divide for the tensor only, without minima",
+        ),
     ],
 )
 def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:

@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from lowbit.errors import UnsupportedConfig
+from lowbit.formats import SCALE_TYPES
 from lowbit.kernels.gpu.dense_plan import DensePlan
 from lowbit.kernels.gpu.large_plan import LargePlan
-from lowbit.kernels.gpu.plan import SCALE_BYTES, Plan
+from lowbit.kernels.gpu.plan import Plan
 
 MOST_PLANES = 3  # of a code: 7 bits are 4 + 2 + 1
 
@@ -23,7 +24,7 @@ class Binary:
     smem_bytes: int
     threads: int
     ptx: str
-    maps: tuple[dict[str, Any], ...]  # of the words of each plane, scales, zeros, x: block_size, elem_type, ...
+    maps: tuple[dict[str, Any], ...]  # of words of each plane, scales, zeros, super-scales, x: block_size, elem_type
 
 
 def rows_box(blocks: int, groups: int, bits: int) -> list[int]:
@@ -32,8 +33,8 @@ def rows_box(blocks: int, groups: int, bits: int) -> list[int]:
 
 
 @lru_cache(maxsize=512)
-def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
-    """Compile, or take from Triton's cache on disk. scale_type: a key of SCALE_BYTES; x_type: "fp16" or "bf16".
+def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
+    """Compile, or take from Triton's cache on disk. x_type: "fp16" or "bf16".
 
     The kind of plan says which kernel. Raises UnsupportedConfig where Triton is missing.
     """
@@ -44,7 +45,6 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
         ) from error
     gl = compat.gl
-    scale_bits = 8 * SCALE_BYTES[scale_type]
     blocks = plan.BLOCKS * plan.PARTS if isinstance(plan, LargePlan) else plan.BLOCKS
 
     def tile(kind: str, shape: list[int], bits: int) -> str:
@@ -54,11 +54,21 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
 
     planes = {f"w{i}_desc": tile("i32", [blocks, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)}
     absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
-    scale_kind = "u8" if SCALE_BYTES[scale_type] == 1 else scale_type
+
+    def values(name: str, groups: int) -> str:
+        bits = 8 * SCALE_TYPES[name].storage.itemsize
+        return tile("u8" if bits == 8 else name, rows_box(blocks, groups, bits), bits)
+
+    supers = {}
+    if plan.ROWS != "none":
+        supers["u_desc"] = values(plan.ROWS, plan.ROWS_GROUPS)
+        if plan.ZERO == "minimum":
+            supers["v_desc"] = supers["u_desc"]
     of_weight = {
         **planes,
-        "s_desc": tile(scale_kind, rows_box(blocks, plan.SCALE_GROUPS, scale_bits), scale_bits),
-        "z_desc": tile("u8", rows_box(blocks, plan.ZERO_GROUPS, 8), 8),
+        "s_desc": values(plan.SCALE, plan.SCALE_GROUPS),
+        "z_desc": values(plan.SCALE if plan.ZERO in ("float", "minimum") else "u4", plan.ZERO_GROUPS),
+        **supers,
     }
     x = {"x_desc": tile(x_type, [plan.BM, plan.BK], 16)}
     results = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32"}
@@ -73,6 +83,7 @@ def build(plan: Plan, scale_type: str, x_type: str, maxnreg: int) -> Binary:
         rest = w | {"super_ptr": "*fp32"} | dict.fromkeys(("first", "k_tiles"), "i32")
     else:
         function = hopper_body.matmul
+        absent |= {name: None for name in ("u_desc", "v_desc") if name not in supers}
         ints = dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32")
         rest = x | results | {"super_ptr": "*fp32"} | ints
     kernel = compat.compile_kernel(

@@ -16,7 +16,8 @@ from lowbit.formats import WeightFormat
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.dense_plan import BLOCK_K, MAXNREG, NAME, ROW_BLOCKS, DenseConfig, dense_plan
-from lowbit.kernels.gpu.hopper import X_TYPES, illegal_format, unserved_device
+from lowbit.kernels.gpu.form import illegal_one_level
+from lowbit.kernels.gpu.hopper import X_TYPES, unserved_device
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
@@ -36,7 +37,7 @@ class Prepared:
         self.device = weight.device.index or 0
         x_type = X_TYPES[x_dtype]
         plan = dense_plan(weight.format, x_type)
-        binary = build(plan, weight.format.scale.dtype, x_type, MAXNREG)
+        binary = build(plan, x_type, MAXNREG)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
         maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2))
         self._at = len(slots)
@@ -70,12 +71,12 @@ class Dequantize(KernelFamily):
     summary = "the weight in 16 bits, a part at a time, multiplied by cuBLAS; for very many tokens on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+        return "fragment" if device == "cuda" and illegal_one_level(format) is None else None
 
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format):
+        if reason := illegal_one_level(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"

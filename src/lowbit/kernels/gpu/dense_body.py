@@ -86,7 +86,7 @@ def dequantize(
         a = weights(words, s_tile, z_tile, c, _group(c, P.CHUNK, P.SIZE), x_type, a_layout, P)
         w = gl.convert_layout(a, numbers, assert_trivial=True).to(gl.float32) * factor
         if not P.INSIDE:
-            scale = scales(s_tile, _group(c, P.CHUNK, P.SIZE), of_row, P.WARPS, P.BLOCKS)
+            scale = scales(s_tile, _group(c, P.CHUNK, P.SIZE), of_row, P)
             w *= scale[:, None]
         out.slice(c * P.CHUNK, P.CHUNK, 1).store(w.to(x_type))
     fence_async_shared()

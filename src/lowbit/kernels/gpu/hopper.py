@@ -9,7 +9,6 @@ cores' fp32 sums and of y. The kernel is hopper_body.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from threading import Lock
@@ -18,50 +17,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.formats import WeightFormat, parse_format
-from lowbit.formats.grouping import Along, Channel
-from lowbit.formats.weight_format import Zero
+from lowbit.formats import WeightFormat
+from lowbit.formats.grouping import Along
 from lowbit.hardware import gpu
 from lowbit.kernels.family import KernelFamily
-from lowbit.kernels.gpu import driver
-from lowbit.kernels.gpu.decode import SERVED, is_decoded
+from lowbit.kernels.gpu import driver, form
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
-from lowbit.kernels.gpu.plan import NAME, SCALE_BYTES, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import BLOCK
 from lowbit.packing.tiles import PLANES
 
-GROUPS = (32, 64, 128, 256)
-_NVFP4 = parse_format("nvfp4")  # scales of groups of 16 that are exact inside the decode
-_NVFP4_SCALES = (_NVFP4.scale, parse_format("nvfp4_div").scale)
-_GROUPS = "groups of 32, 64, 128 and 256 along k, and one scale a row"
 X_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 REGISTERS = 65536  # of a multiprocessor
 _KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
 
-def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
-    """Why the kernel does not serve a format, or None."""
-    if format == replace(_NVFP4, scale=format.scale) and format.scale in _NVFP4_SCALES:
-        return None
-    if not is_decoded(format.element):
-        return f"weights of {format.element.name}: it serves {SERVED}"
-    if isinstance(format.grouping, Along) and format.grouping.size not in GROUPS:
-        return f"group size {format.grouping.size}: it serves {_GROUPS}"
-    if not isinstance(format.grouping, Along | Channel):
-        return f"grouping {format.grouping.suffix}: it serves {_GROUPS}"
-    if format.scale.super is not None or format.scale.dtype not in SCALE_BYTES or format.scale.dtype == "e4m3":
-        return f"scales {format.scale.suffix}: it serves one level of fp16, bf16, fp32 or e8m0, and nvfp4's"
-    if format.zero not in {Zero.NONE, Zero.INT}:
-        return f"zero kind {format.zero.value!r}: it serves symmetric weights and integer zero points"
-    return None
-
-
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
-    """Why a configuration cannot run a format, or None."""
+    """Why a configuration cannot run a format that is served, or None."""
+    taken = form.kernel_form(format)
     mine = config.block_k // config.splits
     if config.block_m not in (8, 16, 32, 64, 128):
         return f"block_m={config.block_m}: tokens come in tiles of 8, 16, 32, 64 or 128"
@@ -73,8 +50,10 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
         return f"block_k={config.block_k} in {config.splits} parts: {format.bits} bits need multiples of 128 in each"
     if config.chunk not in (32, 64, 128):
         return f"chunk={config.chunk}: 32, 64 or 128 columns are decoded at a time"
-    if isinstance(format.grouping, Along) and mine % format.grouping.size:
-        return f"block_k={config.block_k} in {config.splits} parts: each holds whole groups of {format.grouping.size}"
+    if isinstance(taken.grouping, Along) and mine % taken.grouping.size:
+        return f"block_k={config.block_k} in {config.splits} parts: each holds whole groups of {taken.grouping.size}"
+    if (columns := form.super_columns(taken)) and config.block_k % columns and columns % config.block_k:
+        return f"block_k={config.block_k}: units hold whole super-groups of {columns} columns or are held by them"
     if (size := smem_bytes(config, format)) > SMEM_LIMIT:
         return f"{size} bytes of shared memory: a CTA has {SMEM_LIMIT}; take fewer stages"
     if config.threads * config.maxnreg > REGISTERS:
@@ -113,9 +92,13 @@ class Prepared:
         self.device = weight.device.index or 0
         x_type = X_TYPES[x_dtype]
         plan = plan_for(config, weight.format, x_type, bias)
-        binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
+        binary = build(plan, x_type, config.maxnreg)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
-        self._maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2))
+        values = form.operands(weight)
+        rows: list[Tensor | None] = [values.scales, values.zeros]  # tensors of rows of 64 values
+        if values.super_rows is not None:
+            rows += [values.super_rows] + ([] if values.super_zero_rows is None else [values.super_zero_rows])
+        self._maps, slots = map_slots((*(3,) * len(plan.PLANES), *(4,) * len(rows), 2))
         self._at = len(slots)
         slots += [8] * 4 + [4] * 7 + [8] * 2
         launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
@@ -126,8 +109,9 @@ class Prepared:
         self._x_now: tuple[int, int] | None = None
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None  # what the launch holds now
-        self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
-        bind_weight(launch, self._maps, binary.maps, weight)
+        self._values = values  # kept: the launch holds their addresses
+        self._super = 0 if values.super_tensor is None else values.super_tensor.data_ptr()
+        bind_weight(launch, self._maps, binary.maps, weight, rows)
         self.k_tiles = -(-self.k // config.block_k)
         self.n_tiles = -(-self.n // (BLOCK * config.row_blocks))
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
@@ -187,12 +171,12 @@ class Hopper(KernelFamily):
     summary = "tensor cores fed from registers, weights of 1 to 8 bits streamed by TMA, on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+        return "fragment" if device == "cuda" and form.illegal_format(format) is None else None
 
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format):
+        if reason := form.illegal_format(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"

@@ -1,9 +1,10 @@
 """The matmul for Hopper (sm_90a): y[m, n] = sum over k of x[m, k] * W[n, k], + bias, W packed as fragments.
 
     words    int32 [n/64, k/64 * 4 bits, 32]   for each plane: one lane's weights side by side (packing/fragment.py)
-    scales   fp16, bf16, fp32, e8m0 or e4m3 [n/64, groups, 64]
-    super    fp32 [1], or nothing: multiplies the scales, or divides them
-    zeros    uint8 [n/64, groups, 64], or nothing
+    scales   any type of SCALE_TYPES [n/64, groups, 64]
+    zeros    uint8, or like scales, [n/64, groups, 64], or nothing
+    supers   fp16, bf16 or fp32 [n/64 or 4, groups, 64] of scales, and of zeros that are minima; or nothing
+    super    fp32 [1], or nothing: multiplies the sums, or divides them
     x        fp16 or bf16 [m, k], k a multiple of 8
     y        like x [m, n]
     partial  int32 [CTAs, rows, BM], every word EMPTY before and after
@@ -50,7 +51,7 @@ def _next(tile, column, start, end, k_tiles):
 
 @gluon.jit
 def _fetch_weights(operands, buffers, bar, stage, tile, column, on, P: gl.constexpr):
-    w_descs, s_desc, z_desc, _, m_tiles = operands
+    w_descs, s_desc, z_desc, u_descs, _, m_tiles = operands
     block = tile * P.BLOCKS
     if m_tiles > 1:
         block = tile // m_tiles * P.BLOCKS
@@ -61,11 +62,18 @@ def _fetch_weights(operands, buffers, bar, stage, tile, column, on, P: gl.conste
     copy_to_shared(s_desc, [block, group, 0, 0], bar, buffers[1].index(stage), pred=on)
     if P.ZERO != "none":
         copy_to_shared(z_desc, [block, group, 0, 0], bar, buffers[2].index(stage), pred=on)
+    if P.ROWS != "none":
+        upper_block = block
+        if P.ROWS_SHARED:
+            upper_block = 0
+        upper = column * P.ROWS_STEP + column // P.ROWS_UNITS
+        for i in gl.static_range(len(u_descs)):
+            copy_to_shared(u_descs[i], [upper_block, upper, 0, 0], bar, buffers[4 + i].index(stage), pred=on)
 
 
 @gluon.jit
 def _fetch_tokens(operands, buffers, bar, stage, tile, column, on, P: gl.constexpr):
-    _, _, _, x_desc, m_tiles = operands
+    _, _, _, _, x_desc, m_tiles = operands
     row = 0
     if m_tiles > 1:
         row = tile % m_tiles * P.BM
@@ -160,7 +168,9 @@ def matmul(
     w1_desc,  # of the second, or None
     w2_desc,  # of the third, or None
     s_desc,  # [n/64, groups, 64] in boxes [BLOCKS, SCALE_GROUPS, 64]
-    z_desc,  # uint8 like the scales; unused without zeros
+    z_desc,  # like the scales; unused without zeros
+    u_desc,  # super-scales in boxes [BLOCKS, ROWS_GROUPS, 64], or None
+    v_desc,  # those of minima, or None
     x_desc,  # [m, k] in boxes [BM, BK]
     y_ptr,  # [m, n]
     bias_ptr,  # [n]; unused without bias
@@ -193,6 +203,15 @@ def matmul(
     z_tiles = s_tiles
     if P.ZERO != "none":
         z_tiles = gl.allocate_shared_memory(z_desc.dtype, [P.STAGES] + z_desc.block_shape, z_desc.layout)
+    u_descs = ()
+    u_tiles = ()
+    if P.ROWS != "none":
+        u_descs = (u_desc,)
+        if P.ZERO == "minimum":
+            u_descs = u_descs + (v_desc,)
+    for i in gl.static_range(len(u_descs)):
+        tiles = gl.allocate_shared_memory(u_descs[i].dtype, [P.STAGES] + u_descs[i].block_shape, u_descs[i].layout)
+        u_tiles = u_tiles + (tiles,)
     x_tiles = gl.allocate_shared_memory(x_type, [P.STAGES] + x_desc.block_shape, x_desc.layout)
     meet = gl.allocate_shared_memory(
         gl.float32,
@@ -209,8 +228,8 @@ def matmul(
     mbarrier.init(ends.index(1), count=1)
     fence_async_shared()
     pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr)
-    buffers = (w_tiles, s_tiles, z_tiles, x_tiles)
-    operands = (w_descs, s_desc, z_desc, x_desc, m_tiles)
+    buffers = (w_tiles, s_tiles, z_tiles, x_tiles) + u_tiles
+    operands = (w_descs, s_desc, z_desc, u_descs, x_desc, m_tiles)
     sync = (meet, full, empty, ends)
     work = (m, n, start, end, k_tiles, m_tiles, base * grain, more, grain, pid)
     if P.SPLITS == 1:

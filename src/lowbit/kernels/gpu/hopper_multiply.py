@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from lowbit.kernels.gpu.mma import group_row, stage_tiles
-from lowbit.kernels.gpu.weights import acc_layout, scales, weights
+from lowbit.kernels.gpu.groups import add_group, add_x, no_sums
+from lowbit.kernels.gpu.mma import at, group_at, on_sums, parts_of, stage_tiles
+from lowbit.kernels.gpu.weights import acc_layout
 
 
 @gluon.jit
@@ -12,38 +13,39 @@ def multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `wgmma`, x from shared memory."""
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
-    row_layout: gl.constexpr = gl.SliceLayout(1, sums)
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tiles, s_tile, z_tile, x_tile = stage_tiles(buffers, stage)
+    PARTS: gl.constexpr = 2 if P.GROUP == 16 else 1  # of a chunk, a product each
+    tiles = stage_tiles(buffers, stage)
+    x_tile = tiles[3]
     x_type: gl.constexpr = x_tile.dtype
-    a = weights(w_tiles, s_tile, z_tile, FIRST, group_row(FIRST, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P)
+    a = parts_of(tiles, FIRST, x_type, a_layout, P)
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
+    x_sums = no_sums(P)
     for c in gl.static_range(CHUNKS):
-        x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0))
-        part = warpgroup_mma(a, x_t, part, use_acc=c % PER_GROUP != 0, is_async=True)
+        x_t = x_tile.slice(at(FIRST + c, 0, PARTS, P), P.CHUNK // PARTS, 1).permute((1, 0))
+        part = warpgroup_mma(a[0], x_t, part, use_acc=c % PER_GROUP != 0, is_async=True)
+        if PARTS == 2:
+            second = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
+            second_x = x_tile.slice(at(FIRST + c, 1, 2, P), 16, 1).permute((1, 0))
+            second = warpgroup_mma(a[1], second_x, second, use_acc=False, is_async=True)
         if c + 1 < CHUNKS:  # the next weights are decoded while the tensor cores work
-            ahead = weights(
-                w_tiles,
-                s_tile,
-                z_tile,
-                FIRST + c + 1,
-                group_row(FIRST + c + 1, PER_GROUP, P.GROUP_STEP),
-                x_type,
-                a_layout,
-                P,
-            )
-        if (c + 1) % PER_GROUP == 0:
-            if P.INSIDE:
-                part, a = warpgroup_mma_wait(0, deps=(part, a))
-                acc += part
-            else:
-                scale = scales(s_tile, group_row(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-                part, a = warpgroup_mma_wait(0, deps=(part, a))
-                acc += part * scale[:, None]
+            ahead = parts_of(tiles, FIRST + c + 1, x_type, a_layout, P)
+        if on_sums(P.ZERO):
+            x_sums = add_x(x_sums, x_tile, at(FIRST + c, 0, PARTS, P), P.CHUNK // PARTS, P)
+        if PARTS == 2:
+            part, second, _, _ = warpgroup_mma_wait(0, deps=(part, second, a[0], a[1]))
         else:
-            part, a = warpgroup_mma_wait(0, deps=(part, a))
+            part, _ = warpgroup_mma_wait(0, deps=(part, a[0]))
+        if (c + 1) % PER_GROUP == 0:
+            acc = add_group(acc, part, x_sums, tiles, group_at(at(FIRST + c, 0, PARTS, P), P), P)
+            x_sums = no_sums(P)
+        if PARTS == 2:
+            if on_sums(P.ZERO):
+                x_sums = add_x(x_sums, x_tile, at(FIRST + c, 1, 2, P), 16, P)
+            acc = add_group(acc, second, x_sums, tiles, group_at(at(FIRST + c, 1, 2, P), P), P)
+            x_sums = no_sums(P)
         if c + 1 < CHUNKS:
             a = ahead
     return acc

@@ -18,7 +18,8 @@ from torch import Tensor
 from lowbit.formats import WeightFormat
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
-from lowbit.kernels.gpu.hopper import X_TYPES, illegal_format, multiprocessors, unserved_device
+from lowbit.kernels.gpu.form import illegal_one_level
+from lowbit.kernels.gpu.hopper import X_TYPES, multiprocessors, unserved_device
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
 from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
@@ -75,7 +76,7 @@ class Prepared:
         x_type = X_TYPES[x_dtype]
         self._bulk = self.n % 8 == 0
         plan = large_plan(config, weight.format, x_type, bias, self._bulk)
-        binary = build(plan, weight.format.scale.dtype, x_type, config.maxnreg)
+        binary = build(plan, x_type, config.maxnreg)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
         maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2, 2))
         self._at = len(slots)
@@ -145,12 +146,12 @@ class Large(KernelFamily):
     summary = "tiles of 128 tokens and more, weights times their scales as they are decoded, on H100 and H200"
 
     def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+        return "fragment" if device == "cuda" and illegal_one_level(format) is None else None
 
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format):
+        if reason := illegal_one_level(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from lowbit.kernels.gpu import driver
 from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import blocks
@@ -22,9 +24,16 @@ def map_slots(ranks: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def bind_weight(
-    launch: driver.Launch, maps: Sequence[int], kinds: Sequence[dict[str, Any]], weight: PackedWeight
+    launch: driver.Launch,
+    maps: Sequence[int],
+    kinds: Sequence[dict[str, Any]],
+    weight: PackedWeight,
+    rows: Sequence[Tensor | None] = (),
 ) -> None:
-    """Write the maps of a weight's planes, scales and zeros: the first of `maps`, in this order."""
+    """Write the maps of a weight's planes, then of rows of 64 values: the first of `maps`, in this order.
+
+    rows: [tiles, groups, 64] each, None where there is nothing; the weight's own scales and zeros if none are given.
+    """
     planes = PLANES[weight.format.bits]
     n, k = weight.shape
     words = weight.words.view(blocks(n), -1, 32)
@@ -34,7 +43,7 @@ def bind_weight(
         part = words[:, at : at + width]
         driver.encode_map(launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
         at += width
-    for i, values in ((len(planes), weight.scales), (len(planes) + 1, weight.zeros)):
+    for i, values in enumerate(rows or (weight.scales, weight.zeros), len(planes)):
         if values is not None:  # rows of 64 values as lines of 16 bytes
             lines = values.view(*values.shape[:2], *kinds[i]["block_size"][2:])
             driver.encode_map(launch.addresses[maps[i]], kinds[i], lines.data_ptr(), lines.shape, lines.stride())

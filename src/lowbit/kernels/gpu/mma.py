@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import gl, gluon, mma_v2
-from lowbit.kernels.gpu.weights import acc_layout, scales, weights
+from lowbit.kernels.gpu.groups import add_group, add_x, no_sums
+from lowbit.kernels.gpu.weights import acc_layout, weights
 
 
 @gluon.constexpr_function
-def group_row(chunk, per_group, step):
-    """The row of a unit's scales that belongs to a chunk of its columns; the only one where a row has one scale."""
-    return chunk // per_group if step else 0
+def at(chunk, part, parts, P):
+    """The first column of the unit in one of the parts that a chunk is multiplied in."""
+    return chunk * P.CHUNK + part * (P.CHUNK // parts)
+
+
+@gluon.constexpr_function
+def group_at(column, P):
+    """The row of a unit's scales for a column; the only one where a row has one scale."""
+    return column // P.GROUP if P.GROUP_STEP else 0
+
+
+@gluon.constexpr_function
+def on_sums(zero):
+    """Whether zeros are taken from the sums, so that x has to be summed too."""
+    return zero in ("float", "minimum")
 
 
 @gluon.jit
 def stage_tiles(buffers, stage):
-    """Words, scales, zeros and x of a stage."""
+    """Words, scales, zeros, x and, where there are any, super-scales of a stage."""
     words = ()
     for i in gl.static_range(len(buffers[0])):
         words = words + (buffers[0][i].index(stage),)
-    return words, buffers[1].index(stage), buffers[2].index(stage), buffers[3].index(stage)
+    upper = ()
+    for i in gl.static_range(4, len(buffers)):
+        upper = upper + (buffers[i].index(stage),)
+    return words, buffers[1].index(stage), buffers[2].index(stage), buffers[3].index(stage), upper
+
+
+@gluon.jit
+def parts_of(tiles, chunk: gl.constexpr, x_type: gl.constexpr, a_layout: gl.constexpr, P: gl.constexpr):
+    """The decoded weights of a chunk, one tensor for each of the parts that it is multiplied in."""
+    w_tiles, s_tile, z_tile, _, _ = tiles
+    found = weights(w_tiles, s_tile, z_tile, chunk, group_at(at(chunk, 0, 1, P), P), x_type, a_layout, P)
+    if P.GROUP == 16:
+        return found
+    else:
+        return (found,)
 
 
 @gluon.jit
@@ -30,25 +57,23 @@ def multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr)
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
     b_layout: gl.constexpr = gl.DotOperandLayout(1, sums, k_width=2)
-    row_layout: gl.constexpr = gl.SliceLayout(1, sums)
     CHUNKS: gl.constexpr = P.BK // P.SPLITS // P.CHUNK
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
-    w_tiles, s_tile, z_tile, x_tile = stage_tiles(buffers, stage)
-    x_type: gl.constexpr = x_tile.dtype
+    PARTS: gl.constexpr = 2 if P.GROUP == 16 else 1  # of a chunk, a product each
+    tiles = stage_tiles(buffers, stage)
+    x_tile = tiles[3]
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
+    x_sums = no_sums(P)
     for c in gl.static_range(CHUNKS):
-        if not P.INSIDE:
-            scale = scales(s_tile, group_row(FIRST + c, PER_GROUP, P.GROUP_STEP), row_layout, P.WARPS, P.BLOCKS)
-        a = weights(
-            w_tiles, s_tile, z_tile, FIRST + c, group_row(FIRST + c, PER_GROUP, P.GROUP_STEP), x_type, a_layout, P
-        )
-        x_t = x_tile.slice((FIRST + c) * P.CHUNK, P.CHUNK, 1).permute((1, 0)).load(b_layout)
-        part = mma_v2(a, x_t, part)
-        if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
-            if P.INSIDE:
-                acc += part
-            else:
-                acc += part * scale[:, None]
-            part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
+        a = parts_of(tiles, FIRST + c, x_tile.dtype, a_layout, P)
+        for i in gl.static_range(PARTS):
+            x_t = x_tile.slice(at(FIRST + c, i, PARTS, P), P.CHUNK // PARTS, 1).permute((1, 0)).load(b_layout)
+            part = mma_v2(a[i], x_t, part)
+            if on_sums(P.ZERO):
+                x_sums = add_x(x_sums, x_tile, at(FIRST + c, i, PARTS, P), P.CHUNK // PARTS, P)
+            if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
+                acc = add_group(acc, part, x_sums, tiles, group_at(at(FIRST + c, i, PARTS, P), P), P)
+                part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
+                x_sums = no_sums(P)
     return acc

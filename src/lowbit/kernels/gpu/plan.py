@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from lowbit.formats import WeightFormat
+from lowbit.formats import SCALE_TYPES, WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu import ptx
 from lowbit.kernels.gpu.decode import decode_of
+from lowbit.kernels.gpu.form import is_inside, kernel_form, scale_bytes, shares_super_rows, super_columns
 from lowbit.kernels.problem import KernelConfig
 from lowbit.packing.tiles import PLANES
 
 NAME = "hopper"
-SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}
-INNER_GROUP = 16  # columns that share a scale which the decode multiplies by
+SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}  # of scales in one level
+FRAGMENT_COLUMNS = 16  # of one product of the tensor cores: smaller than a chunk, the least that is decoded
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 
 
@@ -82,14 +83,23 @@ class Plan:
     RAISED: bool  # Decode.raised
     FACTOR: float  # Decode.factor
     INSIDE: bool  # the decode multiplies by scales of groups of 16
-    SUPER: str  # what a super-scale of the tensor does: "none", "multiplies", "divides"
+    SCALE: str  # a key of SCALE_TYPES: how a scale is stored
+    SUPER: str  # what a super-scale of the tensor does to the sums: "none", "multiplies", "divides"
+    ROWS: str  # the type of super-scales that rows have: "none", "fp16", "bf16", "fp32"
+    ROWS_GROUPS: int  # rows of them fetched with a unit
+    ROWS_STEP: int  # by how many a unit's first one moves for each unit,
+    ROWS_UNITS: int  # or how many units share one
+    ROWS_COLUMNS: int  # columns under one, as many as a unit has or fewer
+    ROWS_SHARED: bool  # all rows have the same
     GROUP: int  # columns that share a scale; BK / SPLITS where a row has one scale
     CHUNK: int  # columns decoded and multiplied at a time
     CHUNKS_PER_GROUP: int
     SCALE_GROUPS: int  # rows of scales fetched with a unit
     ZERO_GROUPS: int  # rows of zeros
     GROUP_STEP: int  # by how many a unit's first group moves for each unit
-    ZERO: str  # "none", "integer": z * factor + offset for (b3, i2); "number": z - 128 in bf16
+    ZERO: str  # "none"; in the decode "integer": z * factor + offset for (b3, i2), "number": z - 128 in bf16; on the
+    # sums "float": taken from the codes, "minimum": added to the weights
+    LACKING: float  # Decode.lacking
     ZERO_FACTORS: tuple[int, ...]
     ZERO_OFFSETS: tuple[int, ...]
     BIAS: bool
@@ -115,28 +125,38 @@ class Plan:
 
 def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
     """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
+    form = kernel_form(format)
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
-    by_group = isinstance(format.grouping, Along)
-    size = format.grouping.size if isinstance(format.grouping, Along) else mine
-    inside = size == INNER_GROUP
+    size = form.grouping.size if isinstance(form.grouping, Along) else mine
+    inside = is_inside(form)
     group = mine if inside else size  # columns whose products are summed before they are scaled
-    chunk = min(config.chunk, group, mine)
-    decode = decode_of(format.element, x_type, format.zero is Zero.INT, inside)
-    super_scale = format.scale.super
-    zero = "none" if format.zero is Zero.NONE else "number" if decode.zero_numbers else "integer"
+    chunk = min(config.chunk, max(group, 2 * FRAGMENT_COLUMNS), mine)
+    on_sums = form.zero in (Zero.FLOAT, Zero.MIN)
+    decode = decode_of(form.levels if on_sums else form.element, x_type, form.zero is Zero.INT, inside)
+    zero = {Zero.NONE: "none", Zero.FLOAT: "float", Zero.MIN: "minimum"}.get(form.zero)
+    super_scale, columns = form.scale.super, super_columns(form)
+    of_tensor = super_scale is not None and columns is None
     return Plan(
-        PLANES=PLANES[format.bits],
+        PLANES=PLANES[form.bits],
         RAISED=decode.raised,
         FACTOR=decode.factor,
         INSIDE=inside,
-        SUPER="none" if super_scale is None else "divides" if super_scale.divides else "multiplies",
+        SCALE=form.scale.dtype,
+        SUPER="none" if not of_tensor else "divides" if super_scale and super_scale.divides else "multiplies",
+        ROWS=super_scale.dtype if super_scale is not None and columns is not None else "none",
+        ROWS_GROUPS=super_groups(config, form),
+        ROWS_STEP=config.block_k // columns if columns and columns <= config.block_k else 0,
+        ROWS_UNITS=max(1, columns // config.block_k) if columns else 1 << 30,
+        ROWS_COLUMNS=min(columns, config.block_k) if columns else config.block_k,
+        ROWS_SHARED=shares_super_rows(form),
         GROUP=group,
         CHUNK=chunk,
-        CHUNKS_PER_GROUP=group // chunk,
-        SCALE_GROUPS=fetched_groups(config, format, SCALE_BYTES[format.scale.dtype]),
-        ZERO_GROUPS=fetched_groups(config, format, 1),
-        GROUP_STEP=config.block_k // size if by_group else 0,
-        ZERO=zero,
+        CHUNKS_PER_GROUP=max(group // chunk, 1),
+        SCALE_GROUPS=fetched_groups(config, form, scale_bytes(form.scale.dtype)),
+        ZERO_GROUPS=fetched_groups(config, form, zero_bytes(form)),
+        GROUP_STEP=config.block_k // size if isinstance(form.grouping, Along) else 0,
+        ZERO=zero or ("number" if decode.zero_numbers else "integer"),
+        LACKING=float(decode.lacking),
         ZERO_FACTORS=tuple(factor for factor, _ in decode.zeros),
         ZERO_OFFSETS=tuple(_signed(offset) for _, offset in decode.zeros),
         BIAS=bias,
@@ -149,7 +169,7 @@ def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) 
         SPLITS=config.splits,
         REGS=config.consumer_registers,
         AHEAD=max(1, min(4, 16 * 32 * config.warps // (64 * config.row_blocks * config.block_m))),
-        STAGE_BYTES=stage_bytes(config, format),
+        STAGE_BYTES=stage_bytes(config, form),
         DECODE=decode.text,
         CONSTRAINTS=decode.constraints,
     )
@@ -160,19 +180,37 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def fetched_groups(config: TileConfig, format: WeightFormat, value_bytes: int) -> int:  # noqa: A002
+def zero_bytes(form: WeightFormat) -> int:
+    """Bytes of a stored zero: as wide as a scale unless it is an integer."""
+    return 1 if form.zero in (Zero.NONE, Zero.INT) else scale_bytes(form.scale.dtype)
+
+
+def fetched_groups(config: TileConfig, form: WeightFormat, value_bytes: int) -> int:
     """Rows of scales or zero points fetched with a unit, of 64 values each: a box has at least 128 bytes."""
-    groups = config.block_k // format.grouping.size if isinstance(format.grouping, Along) else 1
+    groups = config.block_k // form.grouping.size if isinstance(form.grouping, Along) else 1
     return max(groups, 1, 2 // (config.row_blocks * value_bytes))
+
+
+def super_groups(config: TileConfig, form: WeightFormat) -> int:
+    """Rows of super-scales fetched with a unit; none where rows have none."""
+    columns = super_columns(form)
+    return 0 if columns is None else max(1, config.block_k // columns) if columns else 1
 
 
 def stage_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory one stage of the pipeline takes."""
+    form = kernel_form(format)
     rows = 64 * config.row_blocks
-    scale_bytes = SCALE_BYTES[format.scale.dtype]
-    zeros = rows * fetched_groups(config, format, 1) if format.zero is Zero.INT else 0
-    scales = rows * fetched_groups(config, format, scale_bytes) * scale_bytes
-    return rows * config.block_k * format.bits // 8 + scales + zeros + config.block_m * config.block_k * 2
+    value_bytes = scale_bytes(form.scale.dtype)
+    zeros = (
+        rows * fetched_groups(config, form, zero_bytes(form)) * zero_bytes(form) if form.zero is not Zero.NONE else 0
+    )
+    scales = rows * fetched_groups(config, form, value_bytes) * value_bytes
+    supers = 0
+    if (upper := form.scale.super) is not None:
+        supers = rows * super_groups(config, form) * SCALE_TYPES[upper.dtype].storage.itemsize
+    supers *= 2 if form.zero is Zero.MIN else 1
+    return rows * config.block_k * form.bits // 8 + scales + zeros + supers + config.block_m * config.block_k * 2
 
 
 def smem_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002

@@ -68,7 +68,14 @@ def _rows_layout(warps, blocks, lines, groups=1):
 
 
 @gluon.jit
-def _as_float(values):
+def row_values(tile, group: gl.constexpr, layout: gl.constexpr, P: gl.constexpr):
+    """What a group's rows have in a tile in shared memory, beside the accumulators: [rows], as stored."""
+    values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
+    return gl.convert_layout(gl.reshape(values, [P.BLOCKS * 64]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def as_float(values):
     """Scales as float32. A byte is e8m0, the exponent of a float: 0 is 2^-127, which is subnormal, and 255 NaN."""
     if values.dtype == gl.uint8:
         exponent = values.to(gl.int32)
@@ -79,10 +86,9 @@ def _as_float(values):
 
 
 @gluon.jit
-def scales(tile, group: gl.constexpr, layout: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr):
-    """Scales of one group from shared memory, beside the accumulators: [rows] float32."""
-    values = tile.slice(group, 1, 1).load(_rows_layout(WARPS, BLOCKS, tile.shape[2]))
-    return _as_float(gl.convert_layout(gl.reshape(values, [BLOCKS * 64]), layout, assert_trivial=True))
+def scales(tile, group: gl.constexpr, layout: gl.constexpr, P: gl.constexpr):
+    """Scales of one level of one group, beside the accumulators: [rows] float32."""
+    return as_float(row_values(tile, group, layout, P))
 
 
 @gluon.jit
@@ -132,7 +138,7 @@ def _group_scales(
 ):
     """The two operands of a decode that hold the scales of rows b3 = 0 and 1, times `lift`, in x's type and twice."""
     values = tile.slice(group, 1, 1).load(_rows_layout(P.WARPS, P.BLOCKS, tile.shape[2]))
-    number = (_as_float(values) * lift).to(x_type).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
+    number = (as_float(values) * lift).to(x_type).to(gl.uint16, bitcast=True).to(gl.int32) * 0x10001
     rows = gl.split(gl.permute(gl.reshape(number, [P.BLOCKS, 4, 2, 8]), (0, 1, 3, 2)))
     operands = ()
     for b3 in gl.static_range(2):
@@ -249,7 +255,8 @@ def weights(
     P: gl.constexpr,
     lift=1.0,
 ):
-    """Columns [chunk, chunk + 1) * CHUNK of a tile, from shared memory to the registers of the A operand.
+    """Columns [chunk, chunk + 1) * CHUNK of a tile, from shared memory to the registers of the A operand: one tensor,
+    or two of 16 columns where groups are so small.
 
     With P.SCALED they are times their group's scale times `lift`.
     Nothing moves between threads: the compiler proves it, or refuses.
@@ -260,7 +267,7 @@ def weights(
     operands = ()
     for i in gl.static_range(len(P.PLANES)):
         operands = operands + _plane(w_tiles[i], chunk, P.PLANES[i], pieces, P)
-    if P.ZERO != "none":
+    if P.ZERO == "integer" or P.ZERO == "number":
         operands = operands + _zeros(z_tile, group, pieces, HALVES, J1S, P)
     if P.INSIDE:
         operands = operands + _inner_scales(s_tile, chunk, pieces, P)
@@ -269,5 +276,11 @@ def weights(
     a, b, c, d, e, f, g, h = _decode(operands, x_type, P.DECODE, P.CONSTRAINTS)
     w = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
     # blocks, halves, row tile, lane row, t, j1, j0 (the two numbers of a register), b3, i1, i2
-    w = gl.permute(w, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))
-    return gl.convert_layout(gl.reshape(w, [P.BLOCKS * 64, P.CHUNK]), a_layout, assert_trivial=True)
+    if P.GROUP == 16:  # i2 apart: a fragment of 16 columns for each group
+        halves = gl.split(gl.permute(w, (0, 2, 7, 3, 1, 5, 8, 4, 6, 9)))
+        first = gl.convert_layout(gl.reshape(halves[0], [P.BLOCKS * 64, 16]), a_layout, assert_trivial=True)
+        second = gl.convert_layout(gl.reshape(halves[1], [P.BLOCKS * 64, 16]), a_layout, assert_trivial=True)
+        return first, second
+    else:
+        w = gl.permute(w, (0, 2, 7, 3, 1, 5, 9, 8, 4, 6))
+        return gl.convert_layout(gl.reshape(w, [P.BLOCKS * 64, P.CHUNK]), a_layout, assert_trivial=True)

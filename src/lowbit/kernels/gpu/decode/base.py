@@ -29,9 +29,10 @@ class Decode:
     bits: of a code. zeros: how a zero point z becomes the registers that follow the words, for (b3, i2) = (0, 0),
     (0, 1), (1, 0), (1, 1): z * multiplier + offset as integers. zero_numbers: they are instead the number z - 128 in
     bf16, twice. factor: what the decoded numbers have to be multiplied by, a power of two. raised: the bit of a 1-bit
-    plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round. scaled: two operands more
-    hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for i2 = 0 and 1. multiplied: the last two operands hold a
-    number of x's type twice, the scale of a whole group (times_scales).
+    plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round. lacking: what has to be
+    added to every number. scaled: two operands more hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for
+    i2 = 0 and 1. multiplied: the last two operands hold a number of x's type twice, the scale of a whole group
+    (times_scales).
     """
 
     body: tuple[str, ...]
@@ -40,6 +41,7 @@ class Decode:
     zero_numbers: bool = False
     factor: float = 1.0
     raised: bool = False
+    lacking: int = 0
     scaled: bool = False
     multiplied: bool = False
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lowbit.kernels.gpu.decode.base import MANTISSA, TWICE, Decode, Lines, magic, output, word, words_of
 from lowbit.packing.tiles import PLANES
 
 
 def decode_integer(bits: int, x_type: str, zero: bool, offset: int) -> Decode:
-    """Codes of `bits` bits minus `offset`, or minus a zero point; with one bit and no zero point -1 and +1."""
+    """Codes of `bits` bits minus `offset`, or minus a zero point; one bit with an offset is -1 and +1.
+
+    Eight bits without an offset come 128 too small: bf16 could not hold them.
+    """
     if bits <= 4:
         return _fields(bits, x_type, zero, offset)
     if bits < 8:
         return _bytes(bits, x_type, zero, offset)
-    return _int8_fp16(zero) if x_type == "fp16" else _int8_bf16(zero)
+    decode = _int8_fp16(zero) if x_type == "fp16" else _int8_bf16(zero)
+    return replace(decode, lacking=0 if zero else 128 - offset)
 
 
 def _place(bits: int, x_type: str, b3: int, i2: int, raised: bool) -> int:
@@ -23,7 +29,9 @@ def _place(bits: int, x_type: str, b3: int, i2: int, raised: bool) -> int:
 
 def _fields(bits: int, x_type: str, zero: bool, offset: int) -> Decode:
     """Up to four bits: the other fields of a word are masked away, (word & mask) | magic is a number."""
-    signs = bits == 1 and not zero  # 2 q - 1; a bit at place 0 would have 2048 as its magic number, and 2049 is none
+    signs = (
+        bits == 1 and not zero and offset == 1
+    )  # 2 q - 1; a bit at place 0 would have 2048 as its magic number, and 2049 is none
     code = Lines()
     words = _nibbles_of_three(code) if bits == 3 else [word(0, 0), word(0, 1 if bits == 4 else 0)]
     zeros = []

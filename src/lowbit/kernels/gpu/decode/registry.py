@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lowbit.formats.element import Codebook, Element, Float, Int, Ternary
+from lowbit.formats.element import Codebook, Element, Float, Int, Ternary, UnsignedInt
 from lowbit.kernels.gpu.decode.base import Decode
 from lowbit.kernels.gpu.decode.floats import decode_e2m1, decode_e4m3, decode_e5m2, decode_fp6
 from lowbit.kernels.gpu.decode.integers import decode_integer
@@ -21,7 +21,8 @@ class Row(NamedTuple):
 
 
 DECODES = (
-    Row("int1 to int8", lambda e: isinstance(e, Int), lambda e, x, zero: decode_integer(e.bits, x, zero, e.offset)),
+    Row("int1 to int8", lambda e: isinstance(e, Int | UnsignedInt),
+        lambda e, x, zero: decode_integer(e.bits, x, zero, e.offset if isinstance(e, Int) else 0)),
     Row("ternary", lambda e: isinstance(e, Ternary), lambda e, x, _: decode_integer(e.bits, x, False, 1)),
     Row("fp8_e4m3", lambda e: e == Float(4, 3), lambda _, x, __: decode_e4m3(x)),
     Row("fp8_e5m2", lambda e: e == Float(5, 2), lambda _, x, __: decode_e5m2(x)),
