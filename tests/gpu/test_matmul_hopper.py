@@ -118,11 +118,50 @@ def test_not_finite_x_gives_not_finite_y() -> None:
     assert torch.isfinite(y[[0, 2]]).all()
 
 
-def test_a_permutation_is_applied_to_x() -> None:
-    q = random_quantized(256, 512, "int4_g128")
-    shuffled = replace(q, perm=torch.randperm(512, device="cuda"))
-    x = torch.randn(4, 512, device="cuda").half()
-    check_twice_torch(lowbit.matmul(x, pack_as(shuffled, "fragment"), backend="hopper"), x, shuffled)
+@pytest.mark.parametrize("k", [512, 517, 1440])
+def test_a_permutation_is_applied_to_x(k: int) -> None:
+    q = random_quantized(256, k, "int4_g128")
+    shuffled = replace(q, perm=torch.randperm(k, device="cuda"))
+    weight = pack_as(shuffled, "fragment")
+    for m in (1, 4, 17, 100):
+        whole = torch.randn(m, k + 3, device="cuda").half()
+        for x in (whole[:, :k].contiguous(), whole[:, 1 : k + 1], whole[:, 3:]):  # other strides and alignments
+            check_twice_torch(lowbit.matmul(x, weight, backend="hopper"), x, shuffled)
+
+
+def test_permutations_in_a_chain_in_a_graph_equal_eager() -> None:
+    size = 4096
+    weights = [
+        pack_as(replace(random_quantized(size, size, "int4_g128", seed), perm=torch.randperm(size, device="cuda")),
+                "fragment")
+        for seed in range(6)
+    ]  # fmt: skip
+    x = torch.randn(3, size, device="cuda").half()
+
+    def chain() -> list[torch.Tensor]:
+        links = [x]
+        for weight in weights:
+            links.append(lowbit.matmul(links[-1], weight))
+        return links[1:]
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = chain()
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        expected = []
+        link = x
+        for weight in weights:
+            torch.cuda.synchronize()
+            link = lowbit.matmul(link, weight)
+            expected.append(link)
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, e) for y, e in zip(results, expected, strict=True))
+    assert workspace.is_empty()
 
 
 def test_rows_do_not_depend_on_the_batch_when_asked() -> None:

@@ -12,5 +12,8 @@ driver.py          libcuda through ctypes: modules, tensor maps, launches
 workspace.py       memory for partial sums, one for each stream and each captured graph
 heuristic.py       which tile for a problem that nobody measured; fit.py fits it to a format
 hopper.py          the family: legal(), default(), run()
+form.py            which formats are served, and scales and zeros as the kernel takes them
+groups.py          the end of a group: scales, minima and zero points on the sums
+gather.py          act-order: x in the order of the stored columns
 small.py           norm, rotation and gate of a decoder's step; small_body.py has their kernels
 """

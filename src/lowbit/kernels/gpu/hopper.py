@@ -22,6 +22,7 @@ from lowbit.formats.grouping import Along
 from lowbit.hardware import gpu
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver, form
+from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
@@ -206,12 +207,7 @@ class Hopper(KernelFamily):
         y = x.new_empty(m, weight.shape[0])
         if m == 0:
             return y
-        if weight.perm is not None:
-            x = x.index_select(1, weight.perm)
-        if x.shape[1] % 8:
-            x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
-        elif x.data_ptr() % 16:
-            x = x.clone()
+        x = readable(x, weight)
         key = (config, x.dtype, bias is not None)
         handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
         prepared = handles.get(key)

@@ -19,6 +19,7 @@ from lowbit.formats import WeightFormat
 from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
+from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.hopper import X_TYPES, multiprocessors, unserved_device
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
 from lowbit.kernels.gpu.large_shapes import choose_large
@@ -186,12 +187,7 @@ class Large(KernelFamily):
         y = x.new_empty(m, weight.shape[0])
         if m == 0:
             return y
-        if weight.perm is not None:
-            x = x.index_select(1, weight.perm)
-        if x.shape[1] % 8:
-            x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
-        elif x.data_ptr() % 16:
-            x = x.clone()
+        x = readable(x, weight)
         key = (config, x.dtype, bias is not None)
         handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
         prepared = handles.get(key)

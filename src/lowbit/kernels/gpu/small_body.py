@@ -72,3 +72,16 @@ def rotate_append(
         else:
             tl.store(keys_ptr + slot + half, turned_low)
             tl.store(keys_ptr + slot + D // 2 + half, turned_high)
+
+
+@triton.jit
+def gather(x_ptr, perm_ptr, out_ptr, k, stride_xm, stride_outm, BLOCK: tl.constexpr):
+    """out [m, k] = x [m, perm], perm [k] int32. A program is BLOCK columns of a row."""
+    gdc_launch_dependents()
+    blocks = tl.cdiv(k, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside = column < k
+    source = tl.load(perm_ptr + column, mask=inside, other=0)
+    gdc_wait()
+    tl.store(out_ptr + row * stride_outm + column, tl.load(x_ptr + row * stride_xm + source, mask=inside), mask=inside)
