@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from checkpoint_builders import LLAMA_CONFIG, save_hf
 from safetensors.torch import save_file
@@ -22,6 +24,9 @@ from torch import Tensor
 import lowbit
 from lowbit.checkpoint import open_checkpoint
 from lowbit.dispatch import SlowPathWarning
+from lowbit.errors import LayoutError
+from lowbit.formats import QuantizedTensor
+from lowbit.packing import LAYOUTS, StoredWeight, pack_as
 
 NAME = "model.layers.0.mlp.up_proj"
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -287,5 +292,22 @@ def assert_right(path, weight, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowPathWarning)  # odd group sizes run on the reference
         y = lowbit.matmul(x, lowbit.pack(q))
+    assert_packs_alike(checkpoint.stored(NAME), q)
     torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=1e-5)
     return checkpoint, q
+
+
+def assert_packs_alike(stored, q):
+    """What a file's words are packed to, in every layout, is what the codes are packed to, bit for bit."""
+    assert isinstance(stored, StoredWeight | QuantizedTensor)
+    for layout in LAYOUTS:
+        try:
+            expected = pack_as(q, layout)
+        except LayoutError as error:
+            with pytest.raises(LayoutError, match=re.escape(str(error))):
+                pack_as(stored, layout)
+            continue
+        packed = pack_as(stored, layout)
+        assert packed.description == expected.description
+        assert packed.tensors().keys() == expected.tensors().keys()
+        assert all(torch.equal(t, packed.tensors()[name]) for name, t in expected.tensors().items())

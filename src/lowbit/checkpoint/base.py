@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lowbit.errors import CheckpointError
 from lowbit.formats import QuantizedTensor, Section, WeightFormat
+from lowbit.packing import StoredWeight
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,10 +46,15 @@ class Entry:
 
     shape: tuple[int, ...]
     form: torch.dtype | WeightFormat  # dtype of a plain tensor, format of a quantized one
-    load: Callable[[], Value] = field(repr=False)
+    load: Callable[[], Value | StoredWeight] = field(repr=False)
     sections: tuple[Section, ...] = ()  # of a quantized weight whose format changes along k
     act_order: bool = False  # whether its columns are stored in an order of their own
     activations: str | None = None  # how the model was trained to round this linear's input: a name of nn.ROUNDINGS
+
+    def read(self) -> Value:
+        """The parameter, a quantized one with one code a byte."""
+        value = self.load()
+        return value.quantized() if isinstance(value, StoredWeight) else value
 
     @property
     def numel(self) -> int:
@@ -114,6 +120,13 @@ class Checkpoint(Mapping[str, Value]):
 
     def __getitem__(self, name: str) -> Value:
         """Read one parameter. Raises MissingTensor, or CheckpointError when the file is damaged there."""
+        return self.entries[self._key(name)].read()
+
+    def stored(self, name: str) -> Value | StoredWeight:
+        """Read one parameter to be packed: where codes can stay in the words of the file until then, they do.
+
+        `lowbit.pack(checkpoint.stored(name))` is the same weight as `lowbit.pack(checkpoint[name])`, sooner.
+        """
         return self.entries[self._key(name)].load()
 
     def __iter__(self) -> Iterator[str]:
@@ -176,8 +189,8 @@ class Checkpoint(Mapping[str, Value]):
         def changed(name: str, entry: Entry) -> Entry:
             new_form = form(name, entry)
             if new_form == entry.form:
-                return replace(entry, load=lambda: change(name, entry.load()))
-            return Entry(entry.shape, new_form, lambda: change(name, entry.load()))
+                return replace(entry, load=lambda: change(name, entry.read()))
+            return Entry(entry.shape, new_form, lambda: change(name, entry.read()))
 
         return Checkpoint(
             {name: changed(name, entry) for name, entry in self.entries.items()},

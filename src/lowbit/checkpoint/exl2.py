@@ -26,8 +26,9 @@ from lowbit.checkpoint.columns import Run, format_of_runs, runs_of
 from lowbit.checkpoint.huggingface.config import output_sizes
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, listed, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
-from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns, unpack_rows
+from lowbit.checkpoint.streams import ColumnStream, stream_words, unpack_rows
 from lowbit.formats import Along, Grouping, Int, QuantizedTensor, Scale, SuperScale, WeightFormat
+from lowbit.packing import StoredWeight, unread
 
 METHOD = "exl2"
 WIDTHS = (2, 3, 4, 5, 6, 8)
@@ -100,14 +101,18 @@ def _fold_module(module: Module, n: int | None) -> Entry:
 
     form, sections = format_of_runs(runs, form_of)
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight:
         words = q_weight.read()
-        codes = new_codes(n, k)
-        for run, (start, stop) in zip(runs, _rows(runs, lengths, first, rows), strict=True):
-            unpack_columns(words[start:stop, :n], run.bits, codes[:, run.start : run.stop])
+        codes = tuple(
+            ColumnStream(words[start:stop, :n], run.bits, n, run.stop - run.start)
+            for run, (start, stop) in zip(runs, _rows(runs, lengths, first, rows), strict=True)
+        )
         scales = unpack_rows(q_scale.read(), 4, padded)[:, :n].T.contiguous()
         maxima = module.finite("q_scale_max", q_scale_max.read()).reshape(1, -1)
-        return QuantizedTensor(codes, scales, None, form, maxima, perm=_permutation(module, k), sections=sections)
+        perm = _permutation(module, k)
+        return StoredWeight(
+            QuantizedTensor(unread(n, k), scales, None, form, maxima, perm=perm, sections=sections), codes
+        )
 
     return Entry((n, k), form, load, sections, act_order=True)
 

@@ -11,6 +11,7 @@ Source: IST-DASLab's Marlin and AutoAWQ 0.2.9 (WQLinear_Marlin), whose output th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -21,7 +22,8 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I64, PTR, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, share, shuffled
+from lowbit.kernels.cpu.repack import StripWriter, function, pack_strips, share, shuffled
+from lowbit.packing import StoredCodes
 
 ROWS, COLUMNS = 64, 16  # of a tile
 SINGLE_ORDER = (0, 1, 8, 9, 16, 17, 24, 25)  # of scales, where a row has one
@@ -57,22 +59,47 @@ def unpack(isa: InstructionSet) -> str:
     return f.build()
 
 
-def unpack_marlin(words: Tensor) -> Tensor:
-    """int32 [k/16, 2n] -> codes uint8 [n, k]; n a multiple of 64."""
-    tiles, width = words.shape
-    if words.numel() >= FEW_WORDS and words.is_contiguous() and not unavailable():
-        codes = new_codes(width // 2, tiles * COLUMNS)
-        kernel = function(unpack(best()), 5)
+@dataclass(frozen=True, eq=False)
+class MarlinCodes(StoredCodes):
+    """words: int32 [k/16, 2n]; n a multiple of 64, k of 16, 4 bits."""
+
+    def unpack(self) -> Tensor:
+        write = _writer(self.words) if self.words.numel() >= FEW_WORDS else None
+        if write is None:
+            return _unpack(self.words, self.n, self.k)
+        codes = new_codes(self.n, self.k)
+        target = codes.data_ptr()
 
         def work(first: int, end: int) -> None:
-            target = codes.data_ptr() + first * ROWS * tiles * COLUMNS
-            kernel(words.data_ptr() + first * 512, width, target, tiles, end - first)
+            write(ROWS * first, ROWS * end, target + ROWS * first * self.k, self.k)
 
-        share(width // 2 // ROWS, codes.numel(), work)
+        share(self.n // ROWS, codes.numel(), work)
         return codes
-    n, k = width // 2, tiles * COLUMNS
+
+    def fill_tiles(self, words: Tensor) -> bool:
+        return pack_strips(_writer(self.words), self.n, self.k, self.bits, ROWS, words)
+
+
+def _writer(words: Tensor) -> StripWriter | None:
+    """What writes rows of codes, contiguous, in multiples of 64 rows; None where it cannot be compiled."""
+    if words.device.type != "cpu" or not words.is_contiguous() or unavailable():
+        return None
+    tiles, width = words.shape
+    kernel = function(unpack(best()), 5)
+    source = words.data_ptr()
+
+    def write(first: int, end: int, codes: int, stride: int) -> None:
+        assert stride == tiles * COLUMNS
+        kernel(source + first // ROWS * 512, width, codes, tiles, (end - first) // ROWS)
+
+    return write
+
+
+def _unpack(words: Tensor, n: int, k: int) -> Tensor:
+    """In torch: int32 [k/16, 2n] -> codes uint8 [n, k]."""
+    tiles = k // COLUMNS
     source = words.reshape(tiles, n // ROWS, 8, 4, 4)  # R, B, i / 4, i mod 4, j
-    lines = torch.empty(n // ROWS, 4, 2, 8, tiles, 2, dtype=torch.int32)  # B, j, e / 4, i / 4, R, (e / 2) mod 2
+    lines = words.new_empty(n // ROWS, 4, 2, 8, tiles, 2)  # B, j, e / 4, i / 4, R, (e / 2) mod 2
     for half in range(2):
         for upper in range(2):
             nibble = 4 * (upper + 2 * half)

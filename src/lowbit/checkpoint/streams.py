@@ -1,4 +1,4 @@
-"""Codes in streams of bits, as files hold them, into one code a byte.
+"""Codes in streams of bits, as files hold them, into one code a byte, or into tiles.
 
 A stream of b bits: code i takes bits [i b, (i + 1) b) of a string of bits, the first word and the lowest bit first;
 codes may straddle words. Read as bytes, the words of 8, 16, 32 and 64 bits are the same string.
@@ -6,11 +6,14 @@ codes may straddle words. Read as bytes, the words of 8, 16, 32 and 64 bits are 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from lowbit.kernels.cpu import columns, repack
-from lowbit.packing import DENSE
+from lowbit.kernels.cpu.retile import retile_columns, retile_rows
+from lowbit.packing import DENSE, StoredCodes
 from lowbit.packing.tiles import PLANES
 
 repack.register()
@@ -21,11 +24,50 @@ def stream_words(count: int, bits: int, word_bits: int = 32) -> int:
     return -(-count * bits // word_bits)
 
 
-def new_codes(n: int, k: int) -> Tensor:
+def new_codes(n: int, k: int, device: torch.device | str = "cpu") -> Tensor:
     """Memory for codes, uint8 [n, k], not yet written."""
-    codes = torch.empty(n, k, dtype=torch.uint8)
-    repack.prepare(codes)
+    codes = torch.empty(n, k, dtype=torch.uint8, device=device)
+    if codes.device.type == "cpu":
+        repack.prepare(codes)
     return codes
+
+
+@dataclass(frozen=True, eq=False)
+class RowStream(StoredCodes):
+    """A stream in each row. words: any integers [n, stream_words]."""
+
+    def unpack(self) -> Tensor:
+        return unpack_rows(self.words, self.bits, self.k)
+
+    def fill_tiles(self, words: Tensor) -> bool:
+        source = self.words
+        if source.dtype != torch.int32 and source.is_contiguous() and source.shape[1] * source.element_size() % 4 == 0:
+            source = source.view(torch.int32)
+        return source.shape[1] * 32 == self.k * self.bits and retile_rows(source, self.bits, words)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnStream(StoredCodes):
+    """A stream, or planes, down each column. words: any integers [stream_words, n].
+
+    order: int64 [k], a permutation: column j of the weight is code order[j] of the words; None: in order.
+    """
+
+    order: Tensor | None = None
+    planar: bool = False
+
+    def unpack(self) -> Tensor:
+        codes = new_codes(self.n, self.k, self.words.device)
+        return unpack_columns(self.words, self.bits, codes, order=self.order, planar=self.planar)
+
+    def fill_tiles(self, words: Tensor) -> bool:
+        if self.words.dtype != torch.int32 or self.words.shape[0] * 32 != self.k * self.bits:
+            return False
+        if self.order is None:
+            return retile_columns(self.words, self.bits, self.planar, words)
+
+        write = columns.strip_writer(self.words, self.bits, self.k, self.order, self.planar)
+        return repack.pack_strips(write, self.n, self.k, self.bits, columns.STRIP, words)
 
 
 def unpack_rows(words: Tensor, bits: int, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from lowbit.dispatch.tuned import tuned_choice
 from lowbit.errors import LayoutError, SlowPathWarning, UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
-from lowbit.packing import PackedWeight, pack_as
+from lowbit.packing import PackedWeight, StoredWeight, pack_as
 
 HEURISTIC = "by the family's own rule"
 
@@ -125,7 +126,7 @@ def preferred_layout(q: QuantizedTensor, device: str, backend: str = "auto") -> 
 
 
 def pack(
-    q: QuantizedTensor,
+    q: QuantizedTensor | StoredWeight,
     *,
     device: torch.device | str | None = None,
     layout: str | None = None,
@@ -133,6 +134,7 @@ def pack(
 ) -> PackedWeight:
     """Bring a QuantizedTensor to its real size, in the layout of the fastest kernel for it.
 
+    q may be what `Checkpoint.stored` gives: its words then go to the device and are packed there.
     device: where the weight will live; None: where q is. layout: a name in lowbit.packing.LAYOUTS; None: what the
     kernel wants. backend: the kernel it is for. Raises LayoutError or UnsupportedConfig.
 
@@ -140,13 +142,17 @@ def pack(
     repeated for its rows, which is the same weight in about 0.25 more bits a weight.
     """
     given: object = q
-    if not isinstance(given, QuantizedTensor):
+    if not isinstance(given, QuantizedTensor | StoredWeight):
         raise LayoutError(
             f"pack takes a QuantizedTensor, not a {type(given).__name__}: quantize the weight first, such as "
             'pack(quantize(weight, "int4_g64"))'
         )
     target = torch.device(device) if device is not None else q.device
     if layout is None:
-        q, layout = _servable(q, target.type, backend)
+        if isinstance(q, StoredWeight):
+            description, layout = _servable(q.description, target.type, backend)
+            q = replace(q, description=description)
+        else:
+            q, layout = _servable(q, target.type, backend)
     packed = pack_as(q if q.device == target else q.to(target), layout)
     return packed if packed.device == target else packed.to(target)  # "cuda" is some device with a number

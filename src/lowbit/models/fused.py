@@ -85,7 +85,7 @@ def _rows(name: str, entry: Entry, rows: slice, last: _Last) -> Entry:
         form = form.by_rows()
 
     def load() -> Value:
-        value = last.read(name, entry.load)
+        value = last.read(name, entry.read)
         if isinstance(value, Tensor):
             return value[rows]
         return (value if whole else value.by_rows()).take_rows(rows)

@@ -26,6 +26,7 @@ from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import config_number
 from lowbit.nn import Embedding, Linear
 from lowbit.nn.inputs import norm_input, round_input
+from lowbit.packing import StoredWeight
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INPUT_NORM = "rms_norm"
@@ -120,10 +121,10 @@ def _fill(
     backend: str,
 ) -> None:
     """Read a module's weight (and bias); give it that memory, or put a quantized module in its place."""
-    values = {leaf: checkpoint[f"{path}.{leaf}"] for leaf, _ in module.named_parameters(recurse=False)}
+    values = {leaf: checkpoint.stored(f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
     weight = values["weight"]
     plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
-    if isinstance(weight, QuantizedTensor):
+    if isinstance(weight, QuantizedTensor | StoredWeight):
         try:
             packed = pack(weight, device=device, backend=backend)
         except LowbitError as error:

@@ -7,6 +7,7 @@ from lowbit.packing.cpu_tile import CPU_TILE
 from lowbit.packing.dense import DENSE
 from lowbit.packing.fragment import FRAGMENT
 from lowbit.packing.layout import LAYOUTS, Layout, get_layout, register
+from lowbit.packing.stored import StoredCodes, StoredWeight, unread
 from lowbit.packing.weight import TENSORS, Description, PackedWeight, pack_as
 
 __all__ = [
@@ -18,7 +19,10 @@ __all__ = [
     "Description",
     "Layout",
     "PackedWeight",
+    "StoredCodes",
+    "StoredWeight",
     "get_layout",
     "pack_as",
     "register",
+    "unread",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from lowbit.errors import LayoutError
 from lowbit.formats import QuantizedTensor, Section, WeightFormat, check_codes, parse_format
 from lowbit.packing.layout import get_layout
+from lowbit.packing.stored import StoredWeight
 
 TENSORS = ("words", "scales", "zeros", "super_scales", "super_zeros", "perm", "input_scale")
 
@@ -185,16 +186,23 @@ def _check_rows(rows: Tensor, n: int) -> None:
         raise LayoutError(f"row {least if least < 0 else most}: the weight has rows 0 to {n - 1}; correct the indices")
 
 
-def pack_as(q: QuantizedTensor, layout: str) -> PackedWeight:
-    """Bring the codes of a QuantizedTensor to their real size, in a layout of LAYOUTS, on q's device.
+def pack_as(weight: QuantizedTensor | StoredWeight, layout: str) -> PackedWeight:
+    """Bring the codes of a weight to their real size, in a layout of LAYOUTS, on its device.
 
-    Raises LayoutError for a layout that does not exist or cannot hold q, FormatError for a code out of range.
+    Raises LayoutError for a layout that does not exist or cannot hold it, FormatError for a code out of range.
     """
     chosen = get_layout(layout)
-    check_codes(q)
-    words = [chosen.pack(part.codes, part.format.bits) for _, _, part in q.parts()]
-    if len(words) > 1 and any(w.shape[:-1] != words[0].shape[:-1] for w in words):
+    q = weight if isinstance(weight, QuantizedTensor) else weight.description
+    n, k = q.shape
+    parts = [(s.format.bits, s.stop - s.start) for s in q.sections] or [(q.format.bits, k)]
+    if len({chosen.words_shape(n, columns, bits)[:-1] for bits, columns in parts}) > 1:
         raise LayoutError(f"layout {layout!r} cannot hold sections side by side: pack with layout='dense'")
+    if isinstance(weight, StoredWeight):
+        words = weight.pack(chosen)
+    else:
+        check_codes(q)
+        packed = [chosen.pack(part.codes, part.format.bits) for _, _, part in q.parts()]
+        words = packed[0] if len(packed) == 1 else torch.cat(packed, -1)
     lower, upper = q.format.scales_by_row
 
     def arrange(values: Tensor | None, by_row: bool) -> Tensor | None:
@@ -206,7 +214,7 @@ def pack_as(q: QuantizedTensor, layout: str) -> PackedWeight:
         q.format,
         layout,
         q.shape,
-        words[0] if len(words) == 1 else torch.cat(words, -1),
+        words,
         scales,
         arrange(q.zeros, lower),
         arrange(q.super_scales, upper),

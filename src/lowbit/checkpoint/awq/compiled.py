@@ -18,10 +18,9 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I64, PTR, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, share, shuffled, transposed
+from lowbit.kernels.cpu.repack import StripWriter, function, share, shuffled, transposed
 
 BLOCK = 16  # rows of words, and bytes
-FEW_BYTES = 1 << 16
 _BYTES = vector("i8", BLOCK)
 
 
@@ -66,31 +65,64 @@ def tiles(isa: InstructionSet) -> str:
     return f.build()
 
 
+def _compiles(words: Tensor) -> bool:
+    return words.device.type == "cpu" and words.stride(-1) == 1 and not unavailable()
+
+
+def nibble_writer(words: Tensor, order: Sequence[int]) -> StripWriter | None:
+    """What writes the codes of words int32 [k, n / 8], contiguous, in multiples of 32 rows.
+
+    None where k is no multiple of 16 or nothing can be compiled.
+    """
+    k = words.shape[0]
+    if not _compiles(words) or k % BLOCK:
+        return None
+    kernel = function(nibbles(best(), tuple(order)), 6)
+    source, width = words.data_ptr(), 4 * words.stride(0)
+
+    def write(first: int, end: int, codes: int, stride: int) -> None:
+        assert stride == k
+        kernel(source + first // 2, width, codes, k, (end - first) // (2 * BLOCK), k // BLOCK)
+
+    return write
+
+
+def tile_writer(words: Tensor) -> StripWriter | None:
+    """What writes the codes of words int16 [n/4, k], in multiples of 4 rows; None where nothing can be compiled."""
+    if not _compiles(words) or not words.is_contiguous() or words.dtype != torch.int16:
+        return None
+    kernel, k = function(tiles(best()), 4), words.shape[1]
+    source = words.data_ptr()
+
+    def write(first: int, end: int, codes: int, stride: int) -> None:
+        assert stride == k
+        kernel(source + first // 4 * 2 * k, codes, k, (end - first) // 4)
+
+    return write
+
+
 def unpack_nibbles(words: Tensor, codes: Tensor, order: Sequence[int]) -> tuple[int, int]:
-    """words int32 [rows, width], contiguous -> codes uint8 [8 width, rows]. Returns (outputs, rows) that are done."""
+    """words int32 [rows, width] -> codes uint8 [8 width, rows]. Returns (outputs, rows) that are done."""
     rows, width = words.shape
-    if unavailable() or words.numel() < FEW_BYTES // 4 or not words.is_contiguous():
+    if not _compiles(words):
         return 0, 0
-    blocks, row_blocks = width // 4, rows // BLOCK
+    blocks, row_blocks, stride = width // 4, rows // BLOCK, 4 * words.stride(0)
     kernel = function(nibbles(best(), tuple(order)), 6)
 
     def work(first: int, end: int) -> None:
         target = codes.data_ptr() + first * 2 * BLOCK * rows
-        kernel(words.data_ptr() + first * BLOCK, 4 * width, target, rows, end - first, row_blocks)
+        kernel(words.data_ptr() + first * BLOCK, stride, target, rows, end - first, row_blocks)
 
     share(blocks, codes.numel(), work)
     return 32 * blocks, BLOCK * row_blocks
 
 
 def unpack_tiles(words: Tensor, codes: Tensor) -> bool:
-    """words int16 [n/4, k], contiguous -> codes uint8 [n, k]. Returns whether it was done."""
-    quarters, columns = words.shape
-    if unavailable() or words.numel() < FEW_BYTES // 2 or not words.is_contiguous() or words.dtype != torch.int16:
+    """words int16 [n/4, k] -> codes uint8 [n, k], contiguous. Returns whether it was done."""
+    quarters, k = words.shape
+    write = tile_writer(words)
+    if write is None:
         return False
-    kernel = function(tiles(best()), 4)
-
-    def work(first: int, end: int) -> None:
-        kernel(words.data_ptr() + first * 2 * columns, codes.data_ptr() + first * 4 * columns, columns, end - first)
-
-    share(quarters, codes.numel(), work)
+    target = codes.data_ptr()
+    share(quarters, codes.numel(), lambda first, end: write(4 * first, 4 * end, target + 4 * first * k, k))
     return True

@@ -9,21 +9,50 @@ Source: AutoAWQ 0.2.9 (WQLinear_GEMM, _GEMV, _GEMVFast), whose packers this was 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.awq.compiled import unpack_nibbles, unpack_tiles
+from lowbit.checkpoint.awq.compiled import nibble_writer, tile_writer, unpack_nibbles, unpack_tiles
 from lowbit.checkpoint.streams import new_codes
+from lowbit.kernels.cpu.repack import pack_strips
+from lowbit.packing import StoredCodes
 
 GEMM_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each output
 FAST_ROWS, FAST_COLUMNS = 4, 64  # of a tile
+FEW_WORDS = 1 << 14  # are not worth compiled code
+
+
+@dataclass(frozen=True, eq=False)
+class GemmCodes(StoredCodes):
+    """words: int32 [k, n/8]."""
+
+    def unpack(self) -> Tensor:
+        return unpack_gemm(self.words)
+
+    def fill_tiles(self, words: Tensor) -> bool:
+        return pack_strips(nibble_writer(self.words, GEMM_ORDER), self.n, self.k, self.bits, 32, words)
+
+
+@dataclass(frozen=True, eq=False)
+class FastCodes(StoredCodes):
+    """words: int16 [n/4, k], see unpack_fast."""
+
+    def unpack(self) -> Tensor:
+        return unpack_fast(self.words)
+
+    def fill_tiles(self, words: Tensor) -> bool:
+        return pack_strips(tile_writer(self.words), self.n, self.k, self.bits, 16, words)
 
 
 def unpack_gemm(words: Tensor) -> Tensor:
     """int32 [rows, n/8] -> codes uint8 [n, rows]."""
     rows, width = words.shape
-    codes = new_codes(8 * width, rows).view(width, 8, rows)
-    outputs, done = unpack_nibbles(words, codes, GEMM_ORDER)
+    codes = new_codes(8 * width, rows, words.device).view(width, 8, rows)
+    outputs, done = 0, 0
+    if words.numel() >= FEW_WORDS:
+        outputs, done = unpack_nibbles(words, codes, GEMM_ORDER)
     if outputs < 8 * width:
         _unpack_gemm(words[:, outputs // 8 :], codes[outputs // 8 :])
     if done < rows:
@@ -51,8 +80,8 @@ def unpack_fast(words: Tensor) -> Tensor:
     """
     quarters, k = words.shape
     source = words.reshape(quarters, k // FAST_COLUMNS, FAST_ROWS, 2, 8)  # R, B, r, h, c
-    codes = new_codes(quarters * FAST_ROWS, k).view(quarters, FAST_ROWS, -1, 2, 4, 8)  # R, r, B, h, t, c
-    if unpack_tiles(words, codes):
+    codes = new_codes(quarters * FAST_ROWS, k, words.device).view(quarters, FAST_ROWS, -1, 2, 4, 8)  # R, r, B, h, t, c
+    if words.numel() >= FEW_WORDS and unpack_tiles(words, codes):
         return codes.view(quarters * FAST_ROWS, k)
     for t in range(4):
         codes[:, :, :, :, t] = ((source >> (4 * t)) & 15).permute(0, 2, 1, 3, 4)

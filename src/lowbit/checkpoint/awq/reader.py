@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.checkpoint.awq.layouts import FAST_COLUMNS, FAST_ROWS, unpack_fast, unpack_gemm
+from lowbit.checkpoint.awq.layouts import FAST_COLUMNS, FAST_ROWS, FastCodes, GemmCodes, unpack_gemm
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.columns import Run, format_of_runs
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
-from lowbit.checkpoint.marlin import COLUMNS, ROWS, unpack_marlin, unshuffle_scales
-from lowbit.checkpoint.streams import unpack_rows
+from lowbit.checkpoint.marlin import COLUMNS, ROWS, MarlinCodes, unshuffle_scales
+from lowbit.checkpoint.streams import RowStream, unpack_rows
 from lowbit.errors import CheckpointError
 from lowbit.formats import Int, QuantizedTensor, Scale, WeightFormat, Zero
+from lowbit.packing import StoredCodes, StoredWeight, unread
 
 METHOD = "awq"
 BITS = 4
@@ -59,7 +60,7 @@ class Weights:
     k: int
     groups: int
     scale_dtype: torch.dtype
-    codes: Callable[[], Tensor]  # uint8 [n, k]
+    codes: Callable[[], StoredCodes]
     scales: Callable[[], Tensor]  # [n, groups]
     zeros: Callable[[], Tensor] | None  # [n, groups], uint8 or like the scales
     zero: Zero
@@ -134,10 +135,10 @@ def _fold_module(module: Module, settings: Settings) -> Entry:
 
     form, _ = format_of_runs([Run(0, k, size, BITS)], form_of)
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight:
         scales = module.finite("scales", weights.scales()).contiguous()
         zeros = None if weights.zeros is None else weights.zeros().contiguous()
-        return QuantizedTensor(weights.codes(), scales, zeros, form)
+        return StoredWeight(QuantizedTensor(unread(n, k), scales, zeros, form), (weights.codes(),))
 
     return Entry((n, k), form, load)
 
@@ -162,7 +163,7 @@ def _take_gemm(module: Module, settings: Settings) -> Weights:
         k,
         groups,
         scales.dtype,
-        lambda: unpack_gemm(words.read()),
+        lambda: GemmCodes(words.read(), BITS, n, k),
         lambda: scales.read().T,
         None if zeros is None else lambda: unpack_gemm(zeros.read()),
         Zero.NONE if zeros is None else Zero.INT,
@@ -190,7 +191,7 @@ def _take_gemv(module: Module, settings: Settings) -> Weights:
         k,
         groups,
         scales.dtype,
-        lambda: unpack_rows(words.read(), BITS, k),
+        lambda: RowStream(words.read(), BITS, n, k),
         lambda: scales.read()[:, :groups],
         None if zeros is None else lambda: unpack_rows(zeros.read(), BITS, 8 * padded)[:, :groups],
         Zero.NONE if zeros is None else Zero.INT,
@@ -212,7 +213,7 @@ def _take_fast(module: Module, settings: Settings) -> Weights:
         k,
         groups,
         scales.dtype,
-        lambda: unpack_fast(words.read()),
+        lambda: FastCodes(words.read(), BITS, n, k),
         lambda: scales.read()[:groups].T,
         lambda: module.finite(local, zeros.read()[:groups].T),
         Zero.MIN,
@@ -232,7 +233,7 @@ def _take_marlin(module: Module, settings: Settings) -> Weights:
         k,
         groups,
         scales.dtype,
-        lambda: unpack_marlin(words.read()),
+        lambda: MarlinCodes(words.read(), BITS, n, k),
         lambda: unshuffle_scales(scales.read()).T,
         None,
         Zero.NONE,

@@ -11,6 +11,8 @@ W = scale (q - z). Source: compressed-tensors 0.20 (PackedQuantizationCompressor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,9 @@ from lowbit.checkpoint.compressed_tensors.parts import take_activations, take_or
 from lowbit.checkpoint.compressed_tensors.settings import Group, WeightSettings
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES, read_scales, scale_shapes
 from lowbit.checkpoint.huggingface.scheme import Module
+from lowbit.checkpoint.streams import RowStream
 from lowbit.formats import Along, Channel, QuantizedTensor, WeightFormat, Zero
+from lowbit.packing import StoredWeight, unread
 
 WHOLE_WORDS = frozenset({1, 2, 4, 8})  # bits of codes that do not straddle words: both packings are one
 
@@ -44,13 +48,15 @@ def fold_packed(module: Module, group: Group, packing: str) -> Entry:
     read_order, read_input = take_order(module, grouping, k), take_activations(module, group)
     module.finish()
 
-    def load() -> QuantizedTensor:
-        codes = unpack_codes(packed.read(), weights.bits, k, mine)
+    def load() -> QuantizedTensor | StoredWeight:
         scales = read_scales(module, "weight_scale", shape)
         zeros = _zeros(module, form, weights, n, shape, mine) if form.zero is Zero.INT else None
         perm = read_order()
-        codes = codes if perm is None else codes[:, perm]
-        return QuantizedTensor(codes, scales, zeros, form, perm=perm, input_scale=read_input())
+        description = QuantizedTensor(unread(n, k), scales, zeros, form, perm=perm, input_scale=read_input())
+        if perm is None and (mine == DENSE_PACKING or weights.bits in WHOLE_WORDS):
+            return StoredWeight(description, (RowStream(packed.read(), weights.bits, n, k),))
+        codes = unpack_codes(packed.read(), weights.bits, k, mine)
+        return replace(description, codes=codes if perm is None else codes[:, perm])
 
     return Entry((n, k), form, load, act_order=module.has("weight_g_idx"))
 

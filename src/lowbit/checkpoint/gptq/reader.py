@@ -14,7 +14,7 @@ Source: GPTQModel 7.7 and AutoGPTQ 0.7 (QuantLinear.pack), whose output this was
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,10 +28,11 @@ from lowbit.checkpoint.gptq.zeros import WORD_BITS
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
-from lowbit.checkpoint.marlin import ROWS, unpack_marlin, unshuffle_scales
-from lowbit.checkpoint.streams import new_codes, stream_words, unpack_columns
+from lowbit.checkpoint.marlin import ROWS, MarlinCodes, unshuffle_scales
+from lowbit.checkpoint.streams import ColumnStream, stream_words
 from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
+from lowbit.packing import StoredWeight, unread
 
 PARTS = frozenset({"qzeros", "scales", "g_idx"})
 
@@ -117,25 +118,25 @@ def _fold_module(module: Module, kind: ModuleSettings, settings: Settings, zeros
     runs, ordered = _runs(module, weights)
     form, sections = format_of_runs(runs, weights.form)
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight | QuantizedTensor:
         order = _order(module, weights)
         perm = None if order is None else order.perm
-        codes = new_codes(n, k)
-        unpack_columns(qweight.read(), bits, codes, order=perm, planar=planar)
         found = zeros.read(module, kind, n)
 
         def arranged(values: Tensor) -> Tensor:
             values = values if order is None or order.groups is None else values[order.groups]
             return values.T.contiguous()
 
-        return QuantizedTensor(
-            codes,
+        description = QuantizedTensor(
+            unread(n, k),
             arranged(module.finite("scales", scales.read())),
             None if found is None else arranged(found),
             form,
             perm=perm,
             sections=sections,
         )
+        codes = ColumnStream(qweight.read(), bits, n, k, perm, planar)
+        return StoredWeight(description, (codes,)) if not sections else replace(description, codes=codes.unpack())
 
     return Entry((n, k), form, load, sections, ordered)
 
@@ -190,8 +191,9 @@ def _fold_marlin(module: Module, kind: ModuleSettings) -> Entry:
     weights = Weights(n, k, count, ModuleSettings(4, kind.group_size, True), SCALE_NAMES[scales.dtype])
     form, _ = format_of_runs([Run(0, k, weights.group_size, 4)], weights.form)
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight:
         values = unshuffle_scales(module.finite("s", scales.read()))
-        return QuantizedTensor(unpack_marlin(words.read()), values.T.contiguous(), None, form)
+        description = QuantizedTensor(unread(n, k), values.T.contiguous(), None, form)
+        return StoredWeight(description, (MarlinCodes(words.read(), 4, n, k),))
 
     return Entry((n, k), form, load)

@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.engine import unavailable
 from lowbit.kernels.cpu.ir import I32, I64, PTR, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet, best
-from lowbit.kernels.cpu.repack import function, share, transposed
+from lowbit.kernels.cpu.repack import StripWriter, function, share, transposed
 from lowbit.packing.tiles import PLANES
 
 STRIP, BLOCK = 16, 32
@@ -85,28 +85,46 @@ def _of_planes(lines: list[Value], bits: int, i: int) -> Value:
     return code
 
 
-def unpack_columns(words: Tensor, bits: int, codes: Tensor, order: Tensor | None, planar: bool) -> int:
-    """words int32 [rows, n] -> codes uint8 [n, k], written; their rows may stand further apart than k.
+def strip_writer(words: Tensor, bits: int, k: int, order: Tensor | None, planar: bool) -> StripWriter | None:
+    """What writes the codes of words int32 [k bits / 32, n] row by row of the weight; None where it cannot be compiled.
 
-    order: int64 [k], the column of the file in each column of codes; None: in order. Returns how many rows of codes are
-    done, from the first on: all of whole strips, or none where k is no multiple of 32 or nothing can be compiled.
+    order: int64 [k], the column of the file in each column of codes; None: in order. k: a multiple of 32. Rows come in
+    multiples of 16, the first one too.
     """
-    n, k = codes.shape
-    rows = k // BLOCK * bits
-    fits = words.dtype == torch.int32 and words.stride(1) == 1 and codes.stride(1) == 1 and words.shape == (rows, n)
-    if k % BLOCK or not fits or unavailable():
-        return 0
+    fits = words.dtype == torch.int32 and words.stride(1) == 1 and words.shape[0] == k // BLOCK * bits
+    if k % BLOCK or not fits or words.device.type != "cpu" or unavailable():
+        return None
     places = torch.arange(k, dtype=torch.int32)
     if order is not None:
         places = torch.empty_like(places).index_copy_(0, order, places)
     kernel = function(columns(best(), bits, planar), len(_NAMES))
+    source, width = words.data_ptr(), words.stride(0)
+
+    def write(first: int, end: int, codes: int, stride: int) -> None:
+        scratch = torch.empty(STRIP * k + 64, dtype=torch.uint8)
+        aligned = scratch.data_ptr() + -scratch.data_ptr() % 64
+        strips = (end - first) // STRIP
+        kernel(source + 4 * first, width, codes, stride, places.data_ptr(), aligned, strips, k // BLOCK)
+
+    return write
+
+
+def unpack_columns(words: Tensor, bits: int, codes: Tensor, order: Tensor | None, planar: bool) -> int:
+    """words int32 [k bits / 32, n] -> codes uint8 [n, k], written; their rows may stand further apart than k.
+
+    Returns how many rows of codes are done, from the first on: all of whole strips, or none where strip_writer() has
+    nothing for these.
+    """
+    n, k = codes.shape
+    if words.shape[1] != n or codes.stride(1) != 1:
+        return 0
+    write = strip_writer(words, bits, k, order, planar)
+    if write is None:
+        return 0
+    target, stride = codes.data_ptr(), codes.stride(0)
 
     def work(first: int, end: int) -> None:
-        scratch = torch.empty(STRIP * k + 64, dtype=torch.uint8)
-        kernel(
-            words.data_ptr() + first * 4 * STRIP, words.stride(0), codes.data_ptr() + first * STRIP * codes.stride(0),
-            codes.stride(0), places.data_ptr(), scratch.data_ptr() + -scratch.data_ptr() % 64, end - first, k // BLOCK,
-        )  # fmt: skip
+        write(first * STRIP, end * STRIP, target + first * STRIP * stride, stride)
 
     share(n // STRIP, codes.numel(), work)
     return n // STRIP * STRIP

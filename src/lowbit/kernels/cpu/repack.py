@@ -35,7 +35,11 @@ _I8 = Type("i8")
 _STEP_COLUMNS = 4  # of reorder
 _ROWS = 16  # of a tile
 _LARGE_BYTES = 2 * HUGE_BYTES
+_STRIP_BYTES = 1 << 17  # of codes between two kernels
 _MANY_CODES = 1 << 20  # are shared among threads
+
+# (first, end, codes, stride): writes rows [first, end) of a weight's codes to an address, rows `stride` bytes apart
+StripWriter = Callable[[int, int, int, int], None]
 
 
 def shuffled(f: Emitter, a: Value, b: Value, places: list[int]) -> Value:
@@ -144,9 +148,16 @@ def function(text: str, arguments: int) -> Callable[..., None]:
 
 
 def prepare(target: Tensor) -> None:
-    """Before a tensor is written for the first time: large ones get huge pages, which the system hands out faster."""
-    if target.numel() * target.element_size() >= _LARGE_BYTES:
-        advise_huge_pages(target)
+    """Before a tensor is written for the first time: large ones get huge pages, which the system hands out faster.
+
+    Of parts that stand side by side in one memory, the first stands for all.
+    """
+    if not target.is_contiguous() and target.dim() == 2 and target.stride(1) == 1:
+        whole = target.as_strided((target.shape[0] * target.stride(0),), (1,)) if not target.storage_offset() else None
+    else:
+        whole = target
+    if whole is not None and whole.numel() * whole.element_size() >= _LARGE_BYTES:
+        advise_huge_pages(whole)
 
 
 def share(count: int, codes: int, work: Callable[[int, int], None]) -> None:
@@ -196,6 +207,32 @@ class CompiledMover:
 
         share(rows // 16, codes.numel(), work)
         return rows // 16
+
+
+def pack_strips(write: StripWriter | None, n: int, k: int, bits: int, rows: int, words: Tensor) -> bool:
+    """Tiles from codes that come in strips, which stay in a cache. words: int32 [n / 16, ...] of cpu_tile, written.
+
+    rows: strips begin and end at multiples of it, itself a multiple of 16. Returns False, with nothing done, where
+    there is no writer or sizes do not allow it.
+    """
+    if write is None or unavailable() or n % rows or k % 32 or k < 64 or words.stride(-1) != 1:
+        return False
+    prepare(words)
+    kernel = function(pack(best(), bits), 4)
+    count = max(1, _STRIP_BYTES // (k * rows)) * rows
+    target, size = words.data_ptr(), 4 * words.stride(0)
+
+    def work(first: int, end: int) -> None:
+        strip = torch.empty(count * k, dtype=torch.uint8)
+        codes = strip.data_ptr()
+        for row in range(first * count, min(end * count, n), count):
+            following = min(row + count, n)
+            write(row, following, codes, k)
+            for at in range(row, following, _ROWS):
+                kernel(codes + (at - row) * k, k, target + at // _ROWS * size, k // 32)
+
+    share(-(-n // count), n * k, work)
+    return True
 
 
 def reorder_columns(codes: Tensor, order: Tensor) -> Tensor:
