@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.checkpoint.patterns import LONGEST_NAME, check_target, is_named
+from lowbit.checkpoint import patterns
+from lowbit.checkpoint.patterns import LONGEST_NAME, Automaton, Parts, Targets, check_target
 from lowbit.errors import CheckpointError
+
+
+def is_named(module: str, target: str) -> bool:
+    return list(Targets([target]).matching(module)) == [target]
+
 
 LAYERS = "|".join(map(str, range(61)))
 
@@ -76,3 +82,50 @@ def test_whatever_is_accepted_ends(expression: str) -> None:
     start = time.perf_counter()
     is_named("a" * (LONGEST_NAME - 1) + "!", f"re:{expression}x")
     assert time.perf_counter() - start < 10
+
+
+def test_paths_come_before_expressions_and_those_before_classes() -> None:
+    targets = Targets(["Linear", "re:.*_proj", "re:a", "a.up_proj", "re:.*_proj"])
+    assert list(targets.matching("a.up_proj", "Linear")) == ["a.up_proj", "re:.*_proj", "re:a", "Linear"]
+    assert list(targets.matching("b", "Embedding")) == []
+
+
+def test_more_expressions_than_the_matcher_remembers() -> None:
+    """Python compiles an expression anew after 512 others: a thousand for each of a thousand modules took minutes."""
+    many = [f"re:.*layers\\.{i}\\.(q|k|v)_proj" for i in range(1000)]
+    targets = Targets(many)
+    assert list(targets.matching("model.layers.7.k_proj")) == [many[7]]
+    compiled = targets._compiled
+    assert list(targets.matching("model.layers.999.v_proj")) == [many[999]] and targets._compiled is compiled
+
+
+def test_all_expressions_of_a_file_together_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be matched for a moment, all of them for some seconds of the processor's time."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(patterns.time, "thread_time", lambda: next(clock))
+    targets = Targets(["re:.*.*.*.*x"])
+    with pytest.raises(CheckpointError, match=r"compared with modules for 20 s: there are too many, or expressions"):
+        for _ in range(30):
+            list(targets.matching("a" * 40))
+    parts = Parts(["abc"])
+    with pytest.raises(CheckpointError, match="compared with modules for 20 s"):
+        for _ in range(30):
+            parts.within("model")
+
+
+@given(st.lists(st.text("ab.", max_size=5), max_size=8), st.text("ab.", max_size=12))
+def test_any_of_many_strings(words: list[str], text: str) -> None:
+    assert Automaton(words).within(text) == any(word in text for word in words)
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_parts_of_names(count: int) -> None:
+    parts = Parts([f"layers.{i}.mlp" for i in range(count)] + ["lm_head"])
+    assert (parts._automaton is not None) == (count > patterns.FEW_PARTS)
+    assert parts.within("model.layers.2.mlp.gate") and parts.within("lm_head")
+    assert not parts.within(f"model.layers.{count}.mlp") and not parts.within("model.layers.2.attn")
+
+
+def test_parts_that_would_fill_the_memory_are_tried_one_by_one() -> None:
+    parts = Parts([f"{i}." + "a" * 10_000 for i in range(100)])
+    assert parts._automaton is None and parts.within("model.7." + "a" * 10_000)

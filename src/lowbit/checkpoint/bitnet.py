@@ -58,7 +58,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, [_told()])
 
 
-SCHEME = Scheme("bitnet", recognise, fold)
+SCHEME = Scheme("bitnet", recognise, dict, fold)
 
 
 def _told() -> str:

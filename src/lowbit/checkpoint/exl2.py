@@ -68,7 +68,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme(METHOD, recognise, fold, marker="q_weight")
+SCHEME = Scheme(METHOD, recognise, dict, fold, marker="q_weight")
 
 
 def _fold_module(module: Module, n: int | None) -> Entry:

@@ -58,7 +58,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme("fp8", recognise, fold)
+SCHEME = Scheme("fp8", recognise, dict, fold)
 
 
 def fp8_modules(store: TensorStore, without: set[str]) -> list[Module]:

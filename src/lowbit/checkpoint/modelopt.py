@@ -72,7 +72,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme("modelopt", recognise, fold)
+SCHEME = Scheme("modelopt", recognise, dict, fold)
 
 
 def _is_quantized(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -3,25 +3,141 @@
 Python's matcher tries every way to split a text among repetitions and alternatives, so a stranger's expression may keep
 it busy for years. The ways are bounded here before anything is matched: a name is short, a group may not be repeated,
 and repetitions and alternatives may not multiply beyond a limit that the expressions of published models are far from.
+The time for all expressions and modules of a file is bounded too.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from lowbit.errors import CheckpointError
 
 PREFIX = "re:"
 LONGEST_NAME = 128  # characters of a module's name; longer ones match no expression
+MOST_SECONDS = 20
+FEW_PARTS = 32  # are tried one by one
+MOST_CHARACTERS = 1 << 18  # in an automaton, which takes some hundred bytes for each
 _MOST_BITS = 26  # log2 of the ways: 6 for each repetition, log2 of the alternatives for each group
 
 
-def is_named(module: str, target: str) -> bool:
-    """Whether a checked target, a path or an expression matched from the start, names the module."""
-    if target.startswith(PREFIX):
-        return len(module) <= LONGEST_NAME and re.match(target[len(PREFIX) :], module) is not None
-    return target == module
+class Patience:
+    """Processor time that one file gets for matching what it brings; CheckpointError where that is used up.
+
+    One match is bounded, but a file may have thousands of expressions and of modules.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def spend(self, start: float) -> None:
+        """Counts the time since `start`, of time.thread_time()."""
+        self.seconds += time.thread_time() - start
+        if self.seconds > MOST_SECONDS:
+            raise CheckpointError(
+                f"the names in quantization_config have been compared with modules for {MOST_SECONDS} s: there are too "
+                "many, or expressions that take too long; write simpler ones or the modules' names"
+            )
+
+
+class Targets:
+    """Checked targets: paths, expressions matched from the start of a path, and perhaps names of classes."""
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        self._names = dict.fromkeys(targets)
+        self._expressions = [target for target in self._names if target.startswith(PREFIX)]
+        self._patience = Patience()
+
+    @cached_property
+    def _compiled(self) -> list[re.Pattern[str]]:
+        """Python's matcher itself remembers 512 expressions only."""
+        return [re.compile(expression[len(PREFIX) :]) for expression in self._expressions]
+
+    def matching(self, module: str, kind: str | None = None) -> Iterator[str]:
+        """Targets that name a module: its path, expressions in their order, its class. Raises CheckpointError."""
+        if module in self._names:
+            yield module
+        if len(module) <= LONGEST_NAME and self._expressions:
+            for target, compiled in zip(self._expressions, self._compiled, strict=True):
+                start = time.thread_time()
+                fits = compiled.match(module) is not None
+                self._patience.spend(start)
+                if fits:
+                    yield target
+        if kind is not None and kind in self._names:
+            yield kind
+
+
+class Parts:
+    """Names of which one may stand anywhere in the path of a module."""
+
+    def __init__(self, parts: Iterable[str]) -> None:
+        self._parts = list(dict.fromkeys(parts))
+        self._patience = Patience()
+
+    def within(self, module: str) -> bool:
+        """Whether a path has one of the parts in it. Raises CheckpointError where that takes too long."""
+        start = time.thread_time()
+        if self._automaton is None:
+            found = any(part in module for part in self._parts)
+        else:
+            found = self._automaton.within(module)
+        self._patience.spend(start)
+        return found
+
+    @cached_property
+    def _automaton(self) -> Automaton | None:
+        if len(self._parts) <= FEW_PARTS or sum(map(len, self._parts)) > MOST_CHARACTERS:
+            return None
+        return Automaton(self._parts)
+
+
+class Automaton:
+    """Finds any of many strings in a text in one pass over it.
+
+    Source: A. Aho, M. Corasick, Efficient String Matching, 1975.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]  # of each state: character -> state
+        self._ends = [False]
+        for word in words:
+            state = 0
+            for character in word:
+                if character not in self._next[state]:
+                    self._next[state][character] = len(self._next)
+                    self._next.append({})
+                    self._ends.append(False)
+                state = self._next[state][character]
+            self._ends[state] = True
+        self._shorter = [0] * len(self._next)  # the state of the longest proper suffix
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for character, following in self._next[state].items():
+                self._shorter[following] = self._step(self._shorter[state], character)
+                self._ends[following] |= self._ends[self._shorter[following]]
+                waiting.append(following)
+
+    def _step(self, state: int, character: str) -> int:
+        while state and character not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(character, 0)
+
+    def within(self, text: str) -> bool:
+        """Whether one of the words is in the text."""
+        state = 0
+        if self._ends[state]:
+            return True
+        for character in text:
+            state = self._step(state, character)
+            if self._ends[state]:
+                return True
+        return False
 
 
 def check_target(target: str) -> None:

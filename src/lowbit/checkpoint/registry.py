@@ -10,6 +10,7 @@ from typing import Any
 
 from lowbit.checkpoint.base import Checkpoint
 from lowbit.checkpoint.hub import from_hub
+from lowbit.checkpoint.magnitude import bounded
 from lowbit.checkpoint.packaged import resolve
 from lowbit.checkpoint.reader import Reader
 from lowbit.errors import CheckpointError
@@ -44,7 +45,8 @@ def open_checkpoint(path: str | os.PathLike[str], *, quantization: Mapping[str, 
         except OSError as error:
             raise CheckpointError(f"{local} cannot be read: {error.strerror or error}") from error
         if mine:
-            return reader.open(local, quantization or {})
+            checkpoint = reader.open(local, quantization or {})
+            return checkpoint.with_entries({name: bounded(name, e, local) for name, e in checkpoint.entries.items()})
     raise CheckpointError(_why_unknown(local))
 
 

@@ -1,4 +1,4 @@
-"""Words of files straight into tiles: every width and instruction set, against unpacking and packing one code a byte."""
+"""Words of files straight into tiles: all widths and instruction sets, against one code a byte in between."""
 
 from __future__ import annotations
 

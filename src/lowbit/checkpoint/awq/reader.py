@@ -27,6 +27,7 @@ from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
 from lowbit.checkpoint.marlin import COLUMNS, ROWS, MarlinCodes, unshuffle_scales
+from lowbit.checkpoint.patterns import Parts
 from lowbit.checkpoint.streams import RowStream, unpack_rows
 from lowbit.errors import CheckpointError
 from lowbit.formats import Int, QuantizedTensor, Scale, WeightFormat, Zero
@@ -45,11 +46,11 @@ class Settings:
 
     group_size: int | None
     version: str
-    skipped: tuple[str, ...]
+    skipped: Parts  # of the paths of modules that are not converted
 
     def skips(self, module: str) -> bool:
         """Whether a module is on the list of those that are not converted: its path has one of them in it."""
-        return any(part in module for part in self.skipped)
+        return self.skipped.within(module)
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,8 @@ def recognise(quantization: Mapping[str, Any]) -> bool:
     return str(method).lower() == METHOD
 
 
-def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
+def fold(store: TensorStore, settings: Settings) -> Folded:
     """Every quantized module of the store as one entry `<module>.weight`. Raises CheckpointError, naming the tensor."""
-    try:
-        settings = _parse(quantization)
-    except CheckpointError as error:
-        raise CheckpointError(f"{store.path}: {error}") from None
     assumptions: list[str] = []
     entries = {}
     claimed: set[str] = set()
@@ -92,10 +89,8 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme(METHOD, recognise, fold)
-
-
-def _parse(quantization: Mapping[str, Any]) -> Settings:
+def parse(quantization: Mapping[str, Any]) -> Settings:
+    """Settings from a quantization_config. Raises CheckpointError naming the key that is wrong."""
     bits = quantization.get("bits", quantization.get("w_bit", BITS))
     if type(bits) is not int or bits != BITS:
         raise CheckpointError(f"quantization_config has bits {bits!r}: AWQ weights have 4; correct the config")
@@ -118,7 +113,10 @@ def _parse(quantization: Mapping[str, Any]) -> Settings:
     skipped = quantization.get("modules_to_not_convert") or []
     if not isinstance(skipped, list) or not all(isinstance(name, str) for name in skipped):
         raise CheckpointError(f"modules_to_not_convert is {skipped!r}: it is a list of names")
-    return Settings(None if size == -1 else size, version, tuple(skipped))
+    return Settings(None if size == -1 else size, version, Parts(skipped))
+
+
+SCHEME = Scheme(METHOD, recognise, parse, fold)
 
 
 def _fold_module(module: Module, settings: Settings) -> Entry:

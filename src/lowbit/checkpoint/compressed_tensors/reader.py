@@ -17,7 +17,6 @@ from lowbit.checkpoint.compressed_tensors.settings import METHOD, PACKED, Group,
 from lowbit.checkpoint.huggingface.parts import FLOATS, cache_entries
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, listed, modules_where, note_plain
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
-from lowbit.errors import CheckpointError
 
 PARTS = frozenset({"weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale"})
 CODES = frozenset({torch.int8, *FLOATS})  # dtypes of a `weight` that is quantized
@@ -28,12 +27,8 @@ def recognise(quantization: Mapping[str, Any]) -> bool:
     return quantization.get("quant_method", METHOD) == METHOD and "config_groups" in quantization
 
 
-def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
+def fold(store: TensorStore, settings: Settings) -> Folded:
     """Every quantized module of the store as one entry `<module>.weight`. Raises CheckpointError, naming the tensor."""
-    try:
-        settings = parse_settings(quantization)
-    except CheckpointError as error:
-        raise CheckpointError(f"{store.path}: {error}") from None
     assumptions: list[str] = []
     entries, claimed = cache_entries(store, assumptions)
     modules = modules_where(store, "weight_packed", _is_quantized, PARTS, without=claimed)
@@ -54,7 +49,7 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme(METHOD, recognise, fold)
+SCHEME = Scheme(METHOD, recognise, parse_settings, fold)
 
 
 def _is_quantized(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -6,13 +6,13 @@ Source: compressed-tensors 0.20 (QuantizationConfig, QuantizationScheme, Quantiz
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
 from lowbit.checkpoint.compressed_tensors.presets import preset
-from lowbit.checkpoint.patterns import PREFIX, check_target, is_named
+from lowbit.checkpoint.patterns import Targets, check_target
 from lowbit.errors import CheckpointError
 from lowbit.formats import FLOATS, Along, Block, Channel, Element, Grouping, Int, Scale, WeightFormat, WholeTensor, Zero
 
@@ -105,26 +105,17 @@ class Settings:
         An exact path comes before an expression, and that before a class name.
         """
         found: dict[str, Group] = {}
-        for target in self._matching(module, self._targets, self._expressions):
-            for group in self._targets[target]:
+        for target in self._targets.matching(module, module_class(module)):
+            for group in self._groups[target]:
                 found.setdefault(group.name, group)
         return list(found.values())
 
     def ignores(self, module: str) -> bool:
         """Whether the ignore list names the module, which wins over every target."""
-        return any(True for _ in self._matching(module, self._ignored, self._ignored_expressions))
-
-    @staticmethod
-    def _matching(module: str, targets: Container[str], expressions: list[str]) -> Iterator[str]:
-        """Targets that name the module. Paths are looked up, not searched: there may be one a module."""
-        if module in targets:
-            yield module
-        yield from (expression for expression in expressions if is_named(module, expression))
-        if (kind := module_class(module)) in targets:
-            yield kind
+        return any(True for _ in self._ignored.matching(module, module_class(module)))
 
     @cached_property
-    def _targets(self) -> dict[str, list[Group]]:
+    def _groups(self) -> dict[str, list[Group]]:
         found: dict[str, list[Group]] = {}
         for group in self.groups:
             for target in group.targets if group.weights else ():
@@ -132,16 +123,12 @@ class Settings:
         return found
 
     @cached_property
-    def _expressions(self) -> list[str]:
-        return sorted(target for target in self._targets if target.startswith(PREFIX))
+    def _targets(self) -> Targets:
+        return Targets(sorted(self._groups))
 
     @cached_property
-    def _ignored(self) -> frozenset[str]:
-        return frozenset(self.ignore)
-
-    @cached_property
-    def _ignored_expressions(self) -> list[str]:
-        return [target for target in self.ignore if target.startswith(PREFIX)]
+    def _ignored(self) -> Targets:
+        return Targets(self.ignore)
 
 
 def module_class(module: str) -> str:

@@ -13,9 +13,7 @@ Source: GPTQModel 7.7 and AutoGPTQ 0.7 (QuantLinear.pack), whose output this was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +28,6 @@ from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_pl
 from lowbit.checkpoint.huggingface.store import TensorStore
 from lowbit.checkpoint.marlin import ROWS, MarlinCodes, unshuffle_scales
 from lowbit.checkpoint.streams import ColumnStream, stream_words
-from lowbit.errors import CheckpointError
 from lowbit.formats import Grouping, Int, QuantizedTensor, Scale, WeightFormat, Zero
 from lowbit.packing import StoredWeight, unread
 
@@ -56,12 +53,8 @@ class Weights:
         return WeightFormat(Int(bits), grouping, Scale(self.scale), zero)
 
 
-def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
+def fold(store: TensorStore, settings: Settings) -> Folded:
     """Every quantized module of the store as one entry `<module>.weight`. Raises CheckpointError, naming the tensor."""
-    try:
-        settings = parse_settings(quantization)
-    except CheckpointError as error:
-        raise CheckpointError(f"{store.path}: {error}") from None
     assumptions: list[str] = []
     marker, parts = ("B", frozenset({"s"})) if settings.layout == MARLIN else ("qweight", PARTS)
     modules = quantized_modules(store, marker, parts)
@@ -78,12 +71,12 @@ def fold(store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
             entry = _fold_module(module, kinds[module.name], settings, zeros)
         entries[f"{module.name}.weight"] = entry
         claimed |= {f"{module.name}.{local}" for local in module.tensors}
-    if not quantization.get("modules_in_block_to_quantize"):
+    if not settings.some_modules:
         note_plain(store, claimed, lambda name: settings.of(name) is not None, assumptions)
     return Folded(entries, claimed, assumptions)
 
 
-SCHEME = Scheme(METHOD, recognise, fold)
+SCHEME = Scheme(METHOD, recognise, parse_settings, fold)
 
 
 def _settings_of(module: Module, settings: Settings, assumptions: list[str]) -> ModuleSettings:

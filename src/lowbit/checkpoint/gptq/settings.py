@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from lowbit.checkpoint.patterns import PREFIX, check_target, is_named
+from lowbit.checkpoint.patterns import PREFIX, Targets, check_target
 from lowbit.errors import CheckpointError
 
 METHOD = "gptq"
@@ -33,22 +34,25 @@ class ModuleSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A quantization_config. `dynamic` has (expression, settings or None: not quantized); the first match counts."""
+    """A quantization_config. dynamic: settings by target, a path or an expression; None: not quantized."""
 
     base: ModuleSettings
-    dynamic: tuple[tuple[str, ModuleSettings | None], ...]
+    dynamic: Mapping[str, ModuleSettings | None]
     layout: str  # V1, V2, PLANAR or MARLIN
     word: torch.dtype
     by_gptqmodel: bool
     states_symmetric: bool  # whether the file says `sym` at all
     states_layout: bool  # whether it says checkpoint_format
+    some_modules: bool = False  # whether it quantizes some modules of a block only
 
     def of(self, module: str) -> ModuleSettings | None:
-        """The settings of a module, or None if it is not to be quantized."""
-        for expression, settings in self.dynamic:
-            if is_named(module, expression):
-                return settings
-        return self.base
+        """The settings of a module, or None if it is not to be quantized. A path counts first, then the first match."""
+        target = next(self._targets.matching(module), None)
+        return self.base if target is None else self.dynamic[target]
+
+    @cached_property
+    def _targets(self) -> Targets:
+        return Targets(self.dynamic)
 
     def is_planar(self, bits: int) -> bool:
         """Whether codes of this width lie in planes."""
@@ -94,27 +98,32 @@ def parse_settings(quantization: Mapping[str, Any]) -> Settings:
         any("gptqmodel" in str(maker).lower() for maker in makers),
         "sym" in quantization,
         states_layout,
+        bool(quantization.get("modules_in_block_to_quantize")),
     )
 
 
-def _dynamic(overrides: Any, base: ModuleSettings) -> tuple[tuple[str, ModuleSettings | None], ...]:
+def _dynamic(overrides: Any, base: ModuleSettings) -> dict[str, ModuleSettings | None]:
     if not overrides:
-        return ()
+        return {}
     if not isinstance(overrides, Mapping):
         raise CheckpointError(f"dynamic is a {type(overrides).__name__}: it maps expressions to settings")
-    found: list[tuple[str, ModuleSettings | None]] = []
+    found: dict[str, ModuleSettings | None] = {}
     for key, values in overrides.items():
         sign, expression = (key[:2], key[2:]) if key[:2] in {"-:", "+:"} else ("", key)
         check_target(PREFIX + expression)
         if sign == "-:":
-            found.append((PREFIX + expression, None))
+            found.setdefault(PREFIX + expression, None)
             continue
         if not isinstance(values, Mapping):
             raise CheckpointError(f"dynamic has {values!r} for {key!r}: overrides are an object such as {{'bits': 8}}")
-        known = {"bits": base.bits, "group_size": base.group_size or -1, "sym": base.symmetric}
-        merged = known | {name: values[name] for name in known if name in values}
-        found.append((PREFIX + expression, _module_settings(merged, f"dynamic {key!r}")))
-    return tuple(found)
+        found.setdefault(PREFIX + expression, changed_settings(base, values, f"dynamic {key!r}"))
+    return found
+
+
+def changed_settings(base: ModuleSettings, values: Mapping[str, Any], where: str) -> ModuleSettings:
+    """The settings with some keys replaced. Raises CheckpointError for a wrong one, which is in `where`."""
+    known = {"bits": base.bits, "group_size": base.group_size or -1, "sym": base.symmetric}
+    return _module_settings(known | {name: values[name] for name in known if name in values}, where)
 
 
 def _module_settings(values: Mapping[str, Any], where: str) -> ModuleSettings:

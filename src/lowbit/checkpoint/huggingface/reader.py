@@ -45,7 +45,7 @@ def open_huggingface(path: Path, quantization: Mapping[str, Any] | None = None) 
     settings = config.get("quantization_config", {})
     scheme = find_scheme(settings, str(directory)) if settings else scheme_of_tensors(store, bool(config))
     if scheme is not None:
-        folded = scheme.fold(store, settings)
+        folded = scheme.read(store, settings)
         format_name, claimed = scheme.name, folded.claimed
         assumptions += folded.assumptions
         entries = folded.entries

@@ -1,8 +1,8 @@
 """What a quantization scheme is: which tensors of a module it claims, and how they fold into one QuantizedTensor.
 
-A new scheme is one file with a Scheme and one line in SCHEME_MODULES. `fold` sees the tensors of one module by local
-name ("weight_packed", "weight_scale"), checks their shapes and dtypes against each other and the settings, and returns
-an Entry whose `load` reads them; it reads no weights itself.
+A new scheme is one file with a Scheme and one line in SCHEME_MODULES. `parse` checks the quantization_config. `fold`
+sees the tensors of one module by local name ("weight_packed", "weight_scale"), checks their shapes and dtypes against
+each other and the settings, and returns an Entry whose `load` reads them; it reads no weights itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ SCHEME_MODULES = (  # in the order they are asked
     "lowbit.checkpoint.compressed_tensors.reader",
     "lowbit.checkpoint.gptq.reader",
     "lowbit.checkpoint.awq.reader",
+    "lowbit.checkpoint.auto_round",
     "lowbit.checkpoint.exl2",
     "lowbit.checkpoint.fp8",
     "lowbit.checkpoint.modelopt",
@@ -85,17 +86,29 @@ class Folded:
     assumptions: list[str]
 
 
+S = TypeVar("S")
+
+
 @dataclass(frozen=True)
-class Scheme:
-    """A way of storing quantized modules. `fold` raises CheckpointError for modules that contradict it.
+class Scheme(Generic[S]):
+    """A way of storing quantized modules. `parse` and `fold` raise CheckpointError for what contradicts it.
 
     A scheme whose tensors say everything names one in `marker`: it is then known without a quantization_config.
     """
 
     name: str
     recognise: Callable[[Mapping[str, Any]], bool]  # from the quantization_config
-    fold: Callable[[TensorStore, Mapping[str, Any]], Folded]  # store and quantization_config
+    parse: Callable[[Mapping[str, Any]], S]  # the quantization_config; its errors need not name the file
+    fold: Callable[[TensorStore, S], Folded]
     marker: str | None = None
+
+    def read(self, store: TensorStore, quantization: Mapping[str, Any]) -> Folded:
+        """Every quantized module of a store. Raises CheckpointError naming the file, and the tensor or key."""
+        try:
+            settings = self.parse(quantization)
+        except CheckpointError as error:
+            raise CheckpointError(f"{store.path}: {error}") from None
+        return self.fold(store, settings)
 
 
 def quantized_modules(
@@ -186,12 +199,12 @@ def note_plain(
         assumptions.append(f"the config calls {listed(plain)} quantized, but stored are plain weights: used")
 
 
-def schemes() -> list[Scheme]:
+def schemes() -> list[Scheme[Any]]:
     """Every registered scheme, in the order they are asked."""
     return [import_module(name).SCHEME for name in SCHEME_MODULES]
 
 
-def scheme_of_tensors(store: TensorStore, has_config: bool) -> Scheme | None:
+def scheme_of_tensors(store: TensorStore, has_config: bool) -> Scheme[Any] | None:
     """The scheme of a store without quantization_config: one whose tensors say everything, or None if all are plain.
 
     Raises CheckpointError for weights of a model that are quantized in a way that only a quantization_config tells.
@@ -209,7 +222,7 @@ def scheme_of_tensors(store: TensorStore, has_config: bool) -> Scheme | None:
     return None
 
 
-def find_scheme(quantization: Mapping[str, Any], where: str) -> Scheme:
+def find_scheme(quantization: Mapping[str, Any], where: str) -> Scheme[Any]:
     """The scheme a quantization_config names. Raises CheckpointError for one that is not known."""
     for scheme in schemes():
         if scheme.recognise(quantization):
