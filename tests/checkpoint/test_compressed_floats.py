@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from test_compressed_tensors import NAME, assert_same, checkpoint_of, read_by_the_package
+from compressed_files import NAME, assert_same, checkpoint_of, read_by_the_package
 
 from lowbit.checkpoint import open_checkpoint, write_compressed_tensors
 from lowbit.checkpoint.compressed_tensors.floats import pack_fours, pack_pairs

@@ -26,7 +26,7 @@ from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import config_number
 from lowbit.nn import Embedding, Linear
 from lowbit.nn.inputs import norm_input, round_input
-from lowbit.packing import StoredWeight
+from lowbit.packing import StoredWeight, Upload
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INPUT_NORM = "rms_norm"
@@ -61,11 +61,12 @@ def load_model(
     sizes = {name: entry.nbytes for name, entry in checkpoint.entries.items()}
     total = sum(sizes[name] for name, _ in model.named_parameters())
     done = 0
+    upload = Upload(device)
     for path, module in list(model.named_modules()):
         names = [f"{path}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)]
         if not names:
             continue
-        _fill(model, path, module, checkpoint, device, dtype, backend)
+        _fill(model, path, module, checkpoint, upload, dtype, backend)
         if activations == "stored" and (rounding := checkpoint.entry(names[0]).activations):
             round_input(model.get_submodule(path), rounding)
         done += sum(sizes[name] for name in names)
@@ -116,17 +117,17 @@ def _fill(
     path: str,
     module: nn.Module,
     checkpoint: Checkpoint,
-    device: torch.device | str,
+    upload: Upload,
     dtype: torch.dtype,
     backend: str,
 ) -> None:
     """Read a module's weight (and bias); give it that memory, or put a quantized module in its place."""
     values = {leaf: checkpoint.stored(f"{path}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
     weight = values["weight"]
-    plain = {leaf: v.to(device=device, dtype=dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
+    plain = {leaf: upload(v).to(dtype) for leaf, v in values.items() if isinstance(v, Tensor)}
     if isinstance(weight, QuantizedTensor | StoredWeight):
         try:
-            packed = pack(weight, device=device, backend=backend)
+            packed = pack(weight.map_tensors(upload), backend=backend)
         except LowbitError as error:
             raise ModelError(f"{path}.weight cannot be packed: {error}") from error
         if isinstance(module, nn.Embedding):

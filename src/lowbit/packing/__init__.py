@@ -8,6 +8,7 @@ from lowbit.packing.dense import DENSE
 from lowbit.packing.fragment import FRAGMENT
 from lowbit.packing.layout import LAYOUTS, Layout, get_layout, register
 from lowbit.packing.stored import StoredCodes, StoredWeight, unread
+from lowbit.packing.upload import Upload
 from lowbit.packing.weight import TENSORS, Description, PackedWeight, pack_as
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PackedWeight",
     "StoredCodes",
     "StoredWeight",
+    "Upload",
     "get_layout",
     "pack_as",
     "register",

@@ -18,13 +18,19 @@ from torch import Tensor
 from lowbit.packing.compiled import mover_for
 from lowbit.packing.layout import Layout, register
 
-CHUNK_CODES = 1 << 18  # codes folded at a time: the 64-bit integers of one chunk stay in a core's cache
+CHUNK_CODES = {"cpu": 1 << 18}  # codes folded at a time: the 64-bit integers of one chunk stay in a core's cache
+MOST_CODES = 1 << 26  # elsewhere: few launches, and half a gigabyte at most
 
 
 def _upper_mask(lane: int, start: int, count: int) -> int:
     """64-bit mask of bits [start, start + count) of every `lane` bits, as a signed integer."""
     mask = sum(((1 << count) - 1) << (at + start) for at in range(0, 64, lane))
     return mask - (1 << 64) if mask >= 1 << 63 else mask
+
+
+def _step(device: torch.device) -> int:
+    """How many eights of codes are folded at a time."""
+    return CHUNK_CODES.get(device.type, MOST_CODES) // 8
 
 
 def _fold_(x: Tensor, bits: int) -> Tensor:
@@ -70,7 +76,7 @@ class Dense(Layout):
             return codes.reshape(-1).view(torch.int32).reshape(n, columns // 4).clone()
         eights = codes.reshape(-1).view(torch.int64)
         out = torch.empty(eights.numel(), bits, dtype=torch.uint8, device=codes.device)
-        step = CHUNK_CODES // 8
+        step = _step(codes.device)
         for start in range(0, eights.numel(), step):
             run = _fold_(eights[start : start + step].clone(), bits)
             target = out[start : start + step]
@@ -89,7 +95,7 @@ class Dense(Layout):
         out = torch.empty(source.shape[0], dtype=torch.int64, device=words.device)
         mover = mover_for(words, n * k)
         done = 0 if mover is None else mover.unpack_stream(source, bits, out.view(torch.uint8)) // 8
-        step = CHUNK_CODES // 8
+        step = _step(words.device)
         for start in range(done, source.shape[0], step):
             run, part = out[start : start + step], source[start : start + step]
             if bits in _WIDTHS:

@@ -28,12 +28,18 @@ from lowbit.packing.layout import register
 from lowbit.packing.tiles import PLANES, TiledLayout, fill
 
 BLOCK = 64  # rows and columns of a block
-CHUNK_CODES = 1 << 22  # codes packed at a time: bounds the memory of the steps in between
+CHUNK_CODES = {"cpu": 1 << 22}  # codes packed at a time: bounds the memory of the steps in between
+MOST_CODES = 1 << 26  # elsewhere: few launches, and a gigabyte at most
 
 
 def blocks(size: int) -> int:
     """How many blocks of 64 cover `size` rows or columns."""
     return -(-size // BLOCK)
+
+
+def _step(device: torch.device, k: int) -> int:
+    """How many rows of blocks are packed at a time."""
+    return max(1, CHUNK_CODES.get(device.type, MOST_CODES) // (BLOCK * BLOCK * blocks(k)))
 
 
 # The axes that number a lane's 32 weights, and how far apart their bits are in a word of each plane.
@@ -65,7 +71,7 @@ class Fragment(TiledLayout):
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         n, k = codes.shape
         words = torch.empty(self.words_shape(n, k, bits), dtype=torch.int32, device=codes.device)
-        step = max(1, CHUNK_CODES // (BLOCK * BLOCK * blocks(k)))
+        step = _step(codes.device, k)
         for first in range(0, blocks(n), step):
             part = codes[first * BLOCK : (first + step) * BLOCK]
             count = blocks(part.shape[0])
@@ -76,7 +82,7 @@ class Fragment(TiledLayout):
     def unpack(self, words: Tensor, bits: int, n: int, k: int) -> Tensor:
         self.check_words(words, bits, n, k)
         codes = torch.empty(n, k, dtype=torch.uint8, device=words.device)
-        step = max(1, CHUNK_CODES // (BLOCK * BLOCK * blocks(k)))
+        step = _step(words.device, k)
         for first in range(0, blocks(n), step):
             rows = _unpack_blocks(words[first : first + step], blocks(k), bits)
             stop = min(n, first * BLOCK + rows.shape[0])

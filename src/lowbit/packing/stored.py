@@ -64,13 +64,18 @@ class StoredWeight:
     def device(self) -> torch.device:
         return self.description.scales.device
 
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> StoredWeight:
+        """The same weight with `function` applied to every tensor that has memory."""
+
+        def change(t: Tensor) -> Tensor:
+            return t if t.device.type == "meta" else function(t)
+
+        description = self.description.map_tensors(change)
+        return StoredWeight(description, tuple(codes.map_tensors(change) for codes in self.codes))
+
     def to(self, device: torch.device | str) -> StoredWeight:
         """The same words on another device."""
-
-        def move(t: Tensor) -> Tensor:
-            return t if t.device.type == "meta" else t.to(device)
-
-        return StoredWeight(self.description.map_tensors(move), tuple(codes.map_tensors(move) for codes in self.codes))
+        return self.map_tensors(lambda t: t.to(device))
 
     def quantized(self) -> QuantizedTensor:
         """The weight with one code a byte."""
