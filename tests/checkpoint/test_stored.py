@@ -36,6 +36,24 @@ def pack_quantized(bits: int) -> tuple[dict, dict]:
     return tensors, {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
 
+def micro(layout: str, bits: int, size: int) -> tuple[dict, dict]:
+    """Floats of 4 and 6 bits in bytes, with the scales of compressed-tensors, or of ModelOpt."""
+    generator = torch.Generator().manual_seed(bits)
+    packed = torch.randint(256, (N, K * bits // 8), dtype=torch.uint8, generator=generator)
+    fp8 = torch.randint(1, 120, (N, K // size), dtype=torch.uint8, generator=generator)
+    if layout == "modelopt":
+        tensors = {"weight": packed, "weight_scale_2": torch.tensor(0.5), "input_scale": torch.tensor(1.0)}
+        settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": size}
+        return tensors | {"weight_scale": fp8.view(torch.float8_e4m3fn)}, settings
+    two_level = layout.startswith("nv")
+    scales = {"weight_global_scale": torch.tensor([2.0])} if two_level else {}
+    scales["weight_scale"] = fp8.view(torch.float8_e4m3fn) if two_level else fp8
+    weights = {"num_bits": bits, "type": "float", "strategy": "tensor_group" if two_level else "group"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights | {"group_size": size}}}
+    settings = {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
+    return {"weight_packed": packed} | scales, settings
+
+
 CASES = {
     **{f"gptq {b}": lambda b=b: (gptq(draw(N, K, b, GROUP), b), GPTQ | {"bits": b}) for b in (2, 3, 4, 8)},
     "planes": lambda: (gptq(draw(N, K, 5, GROUP), 5, planar=True), GPTQ | {"bits": 5, "checkpoint_format": "gptq_p"}),
@@ -45,6 +63,10 @@ CASES = {
     "exl2": lambda: (exl2(N, [(6, 32), (5, 64), (4, 256), (4, 128), (3, 160)])[0], {"quant_method": "exl2"}),
     "pack-quantized 4": lambda: pack_quantized(4),
     "pack-quantized 3": lambda: pack_quantized(3),
+    "nvfp4": lambda: micro("nvfp4-pack-quantized", 4, 16),
+    "mxfp4": lambda: micro("mxfp4-pack-quantized", 4, 32),
+    "mxfp6": lambda: micro("mxfp6-pack-quantized", 6, 32),
+    "modelopt": lambda: micro("modelopt", 4, 16),
 }  # fmt: skip
 
 

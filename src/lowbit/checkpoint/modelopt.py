@@ -28,9 +28,10 @@ from lowbit.checkpoint.huggingface.parts import (
 )
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, modules_where
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
-from lowbit.checkpoint.streams import unpack_rows
+from lowbit.checkpoint.streams import RowStream
 from lowbit.errors import CheckpointError
 from lowbit.formats import QuantizedTensor, parse_format
+from lowbit.packing import StoredWeight, unread
 
 ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "FP8", "MIXED_PRECISION")
 NVFP4 = parse_format("nvfp4")
@@ -90,9 +91,10 @@ def _fold_nvfp4(module: Module) -> Entry:
     read_input = take_input_scale(module, "input_scale")
     module.finish()
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight:
         scales = read_scales(module, "weight_scale", (n, k // GROUP))
         upper = read_scales(module, "weight_scale_2", (1, 1))
-        return QuantizedTensor(unpack_rows(packed.read(), 4, k), scales, None, NVFP4, upper, input_scale=read_input())
+        description = QuantizedTensor(unread(n, k), scales, None, NVFP4, upper, input_scale=read_input())
+        return StoredWeight(description, (RowStream(packed.read(), 4, n, k),))
 
     return Entry((n, k), NVFP4, load)

@@ -41,7 +41,12 @@ class RowStream(StoredCodes):
 
     def fill_tiles(self, words: Tensor) -> bool:
         source = self.words
-        if source.dtype != torch.int32 and source.is_contiguous() and source.shape[1] * source.element_size() % 4 == 0:
+        size = source.element_size()
+        if (
+            size != 4
+            and source.is_contiguous()
+            and not (source.shape[1] * size % 4 or source.storage_offset() * size % 4)
+        ):
             source = source.view(torch.int32)
         return source.shape[1] * 32 == self.k * self.bits and retile_rows(source, self.bits, words)
 

@@ -19,8 +19,9 @@ from lowbit.checkpoint.compressed_tensors.parts import positive, take_activation
 from lowbit.checkpoint.compressed_tensors.settings import Group
 from lowbit.checkpoint.huggingface.parts import SINGLE, read_scales
 from lowbit.checkpoint.huggingface.scheme import Module
-from lowbit.checkpoint.streams import unpack_rows
+from lowbit.checkpoint.streams import RowStream
 from lowbit.formats import QuantizedTensor, Scale, SuperScale, WeightFormat
+from lowbit.packing import StoredWeight, unread
 
 GLOBAL = "weight_global_scale"
 
@@ -48,10 +49,10 @@ def fold_micro(module: Module, group: Group, packing: str) -> Entry:
     read_input = take_activations(module, group)
     module.finish()
 
-    def load() -> QuantizedTensor:
+    def load() -> StoredWeight:
         upper = positive(module, GLOBAL, module.tensors[GLOBAL].read()).reshape(1, 1) if two_level else None
         scales = read_scales(module, "weight_scale", scale_shape)
-        codes = unpack_rows(packed.read(), bits, k)
-        return QuantizedTensor(codes, scales, None, form, upper, input_scale=read_input())
+        description = QuantizedTensor(unread(n, k), scales, None, form, upper, input_scale=read_input())
+        return StoredWeight(description, (RowStream(packed.read(), bits, n, k),))
 
     return Entry((n, k), form, load)
