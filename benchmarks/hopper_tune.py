@@ -1,4 +1,4 @@
-"""The fastest configurations of the Hopper kernel, by measuring those of hopper_grid.py.
+"""The fastest configurations of the Hopper kernel, by measuring those of lowbit.tuner.spaces.hopper.
 
     python benchmarks/hopper_tune.py table                  rows for dispatch/tuned/<device>.json, printed as JSON
     python benchmarks/hopper_tune.py unseen --count 30      what the heuristic loses on random shapes -> heuristic.json
@@ -18,12 +18,12 @@ from dataclasses import asdict
 import torch
 
 from hopper_compile import compile_all
-from hopper_grid import configurations
 from lowbit.formats import parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.heuristic import tile_tokens
 from lowbit.kernels.gpu.plan import HopperConfig
+from lowbit.tuner.spaces.hopper import grid
 from matmul import SHAPES, copies_of, dense, launch_us, random_weight
 from record import save
 
@@ -36,7 +36,7 @@ def candidates(case: Case, name: str) -> list[HopperConfig]:
     half = torch.float16
     own = get_family("hopper").default(Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda"))
     assert isinstance(own, HopperConfig)
-    return list(dict.fromkeys([own, *configurations(n, k, tile_tokens(m), name)]))
+    return list(dict.fromkeys([own, *grid(n, k, tile_tokens(m), parse_format(name), 132)]))
 
 
 def ranking(case: Case, name: str) -> list[tuple[float, HopperConfig]]:

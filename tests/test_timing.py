@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
 from lowbit.errors import UsageError
-from lowbit.timing import Timing, compare, measure, summarize
+from lowbit.timing import Timing, clocked, compare, measure, race, summarize
 
 
 def test_quartiles() -> None:
@@ -39,3 +40,28 @@ def test_bad_arguments() -> None:
         measure(lambda: None, runs=0)
     with pytest.raises(UsageError, match="samples_us is empty"):
         summarize([])
+
+
+def test_a_race_drops_what_is_clearly_slower() -> None:
+    runs: dict[str, int] = {"fast": 0, "near": 0, "slow": 0, "kept": 0}
+
+    def sampler(name: str, us: float) -> Callable[[], float]:
+        def sample() -> float:
+            runs[name] += 1
+            return us
+
+        return sample
+
+    samplers = {
+        name: sampler(name, us) for name, us in (("fast", 10.0), ("near", 10.5), ("slow", 12.0), ("kept", 99.0))
+    }
+    told: list[None] = []
+    timings = race(samplers, rounds=7, keep={"kept"}, report=lambda: told.append(None))
+    assert runs == {"fast": 7, "near": 7, "slow": 2, "kept": 7} and len(told) == sum(runs.values())
+    assert [timings[name].median_us for name in runs] == [10.0, 10.5, 12.0, 99.0]
+    assert race({}, rounds=3) == {}
+
+
+def test_a_clocked_call_counts_what_it_does() -> None:
+    times = iter([1.0, 1.5])
+    assert clocked(lambda: None, count=10, clock=lambda: next(times))() == pytest.approx(50_000)

@@ -39,7 +39,7 @@ def file_name(device: str) -> str:
 
 
 def identity(row: Row) -> str:
-    """What a row replaces another by."""
+    """What a row replaces another by: problem, source of the kernels, compiler."""
     return json.dumps([row.get("source"), row.get("compiler"), row["problem"]], sort_keys=True)
 
 
@@ -101,6 +101,26 @@ class Store:
         if (self.path, kind) not in _warned:
             _warned.add((self.path, kind))
             warnings.warn(f"{self.path}: {text}", StoreWarning, stacklevel=3)
+
+
+def list_files(directory: Path) -> list[dict[str, Any]]:
+    """The files of measurements in a directory: path, rows (None where it is damaged) and bytes."""
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            data = json.loads(path.read_bytes())
+            rows: int | None = len(_checked(data, data["device"]))
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            rows = None
+        found.append({"file": str(path), "rows": rows, "bytes": path.stat().st_size})
+    return found
+
+
+def clear_files(directory: Path) -> None:
+    """Delete the files of measurements, and what a writer that was killed left behind. Locks stay: they may be held."""
+    for pattern in ("*.json", ".writing-*"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _checked(data: Any, device: str) -> list[Row]:

@@ -1,17 +1,23 @@
-"""How to time: medians of repeated runs on the CPU, interleaved where things are compared.
+"""How to time: medians of repeated runs, interleaved where things are compared; on a GPU whole graphs of launches.
 
 One run tells little on a shared machine. A Timing keeps the median and the quartiles; `compare` runs its candidates in
-turn, so that what else the machine does falls on all of them alike.
+turn, so that what else the machine does falls on all of them alike; `race` gives up on those that are clearly slower.
+Both take samplers, calls that run something once and return its microseconds: `clocked` makes one of a call that is
+done when it returns, `graphed` one of launches on a GPU.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from lowbit.errors import UsageError
+
+Sampler = Callable[[], float]  # runs something once and returns its microseconds
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,76 @@ def compare(
     """Time several calls, one run of each in turn. Raises UsageError for less than one run."""
     if runs < 1:
         raise UsageError(f"runs={runs}: at least 1; 9 give a usable median")
-    samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(warm_up):
             call()
-    for _ in range(runs):
-        for name, call in calls.items():
-            start = clock()
-            call()
-            samples[name].append((clock() - start) * 1e6)
-    return {name: summarize(values) for name, values in samples.items()}
+    samplers = {name: clocked(call, clock=clock) for name, call in calls.items()}
+    return race(samplers, rounds=runs, drop=float("inf"))
+
+
+def race(
+    samplers: Mapping[K, Sampler],
+    *,
+    rounds: int,
+    drop: float = 1.08,
+    after: int = 2,
+    keep: frozenset[K] | set[K] = frozenset(),
+    report: Callable[[], object] = lambda: None,
+) -> dict[K, Timing]:
+    """Sample all in turn, `rounds` times; from round `after` on leave out what is clearly slower.
+
+    Clearly: its best sample is more than `drop` times the best of all, and it is not in `keep`. report: called before
+    every sample. Returns what was measured of each, the dropped ones with fewer runs.
+    """
+    samples: dict[K, list[float]] = {key: [] for key in samplers}
+    running = list(samplers)
+    for done in range(1, rounds + 1):
+        for key in running:
+            report()
+            samples[key].append(samplers[key]())
+        if done >= after and running:
+            limit = drop * min(min(samples[key]) for key in running)
+            running = [key for key in running if key in keep or min(samples[key]) <= limit]
+    return {key: summarize(values) for key, values in samples.items()}
+
+
+def clocked(call: Callable[[], object], count: int = 1, clock: Callable[[], float] = time.perf_counter) -> Sampler:
+    """A sampler of a call that is done when it returns and does something `count` times."""
+
+    def sample() -> float:
+        start = clock()
+        call()
+        return (clock() - start) * 1e6 / count
+
+    return sample
+
+
+def graphed(launches: Callable[[], object], count: int, pool: Any = None) -> Sampler:
+    """A sampler that replays a CUDA graph of `count` launches: microseconds of one, by events.
+
+    The launches run twice before it returns, once outside the graph. They should take as many copies of their operands
+    in turn as do not fit the L2, and at least a dozen: a graph's start takes some microseconds. pool: of memory, shared
+    by graphs that never run side by side. Raises what the launches raise.
+    """
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launches()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        launches()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def sample() -> float:
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3 / count
+
+    sample()  # uploads the graph
+    return sample

@@ -110,10 +110,11 @@ def test_model_that_is_not_there(lowbit: Run) -> None:
 def test_working_set_is_beyond_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     from lowbit.hardware import host
+    from lowbit.tuner.operands import LEAST_BYTES, MOST_BYTES
 
     size = stream.working_set_bytes()
-    assert stream.LEAST_BYTES <= size <= stream.MOST_BYTES
-    assert size == stream.MOST_BYTES or size >= 2 * (host().l3_bytes or 0)
+    assert LEAST_BYTES <= size <= MOST_BYTES
+    assert size == MOST_BYTES or size >= 2 * (host().l3_bytes or 0)
 
 
 def test_threads_are_given_back_after_an_error() -> None:

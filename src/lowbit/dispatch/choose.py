@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from lowbit.dispatch.tuned import tuned_choice
+from lowbit.dispatch.tuned import HERE, SHIPPED, measured_config, shipped_config
 from lowbit.errors import LayoutError, SlowPathWarning, UnsupportedConfig
 from lowbit.formats import QuantizedTensor
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
@@ -27,10 +27,27 @@ class Choice(NamedTuple):
     origin: str = HEURISTIC
 
 
-def comparable(first: str, backend: str = "auto") -> list[str]:
-    """Families of which the faster one may run where `first` is the first that serves: all before the reference."""
+def comparable(backend: str = "auto") -> list[str]:
+    """Families that a measurement may choose among: all that compute the same as the reference does, but faster."""
     names = list(FAMILIES)
-    return names[names.index(first) : names.index("reference")] if backend == "auto" else [backend]
+    return names[: names.index("reference")] if backend == "auto" else [backend]
+
+
+def untuned(problem: Problem, backend: str = "auto") -> Choice:
+    """The kernel for a problem where this user has measured nothing. Raises as choose()."""
+    passed: list[tuple[str, str]] = []
+    for name in FAMILIES if backend == "auto" else (backend,):
+        family = get_family(name)
+        reason = family.legal(None, problem)
+        if reason is None and backend == "auto":
+            reason = family.slower(problem)
+        if reason is None:
+            if shipped := shipped_config(family, problem):
+                return Choice(family, shipped, tuple(passed), SHIPPED)
+            return Choice(family, family.default(problem), tuple(passed))
+        passed.append((name, reason))
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
+    raise UnsupportedConfig(f"no kernel for {problem}: {reasons}")
 
 
 @lru_cache(maxsize=8192)
@@ -39,19 +56,10 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
 
     Raises UnsupportedConfig if the named family does not serve the problem, or none does.
     """
-    passed: list[tuple[str, str]] = []
-    for name in FAMILIES if backend == "auto" else (backend,):
-        family = get_family(name)
-        reason = family.legal(None, problem)
-        if reason is None and backend == "auto":
-            reason = family.slower(problem)
-        if reason is None:
-            if name != "reference" and (tuned := tuned_choice(problem, comparable(name, backend))):
-                return Choice(tuned.family, tuned.config, tuple(passed), tuned.origin)
-            return Choice(family, family.default(problem), tuple(passed))
-        passed.append((name, reason))
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
-    raise UnsupportedConfig(f"no kernel for {problem}: {reasons}")
+    found = untuned(problem, backend)
+    if measured := measured_config(problem, comparable(backend)):
+        return Choice(get_family(measured.family), measured, found.passed, HERE)
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lowbit.errors import UsageError
 from lowbit.hardware import Gpu, assume, gpu, host
@@ -29,23 +29,11 @@ HERE, SHIPPED = "measured on this machine", "from the table shipped for this dev
 _BAD_CONFIG = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 
 
-class Tuned(NamedTuple):
-    """A measured configuration and where it is from."""
-
-    family: KernelFamily
-    config: KernelConfig
-    origin: str
-
-
-def tuned_choice(problem: Problem, names: list[str]) -> Tuned | None:
-    """The measured configuration for a problem among the families `names`, or None where nothing legal is known."""
+def measured_config(problem: Problem, names: list[str]) -> KernelConfig | None:
+    """What this user measured to be the fastest of the families `names`, or None where nothing legal is known."""
     for row in _rows_here(problem):
         if row["family"] in names and (config := config_of(row, problem)) is not None:
-            return Tuned(get_family(row["family"]), config, HERE)
-    for name in names:
-        config = shipped_config(get_family(name), problem)
-        if config is not None:
-            return Tuned(get_family(name), config, SHIPPED)
+            return config
     return None
 
 
@@ -117,6 +105,10 @@ def problem_key(problem: Problem) -> dict[str, Any]:
         "x": str(problem.x_dtype).removeprefix("torch."),
         "batch_invariant": problem.batch_invariant,
     }
+    if problem.device == "cpu":
+        from lowbit.kernels.cpu.threads import usable_threads
+
+        key["threads"] = usable_threads()
     if problem.sections:
         key["sections"] = [[s.start, s.stop, str(s.format)] for s in problem.sections]
     return key
@@ -188,6 +180,11 @@ def table(name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
             key = (r["family"], r["format"], r["n"], r["k"], x, r["batch_invariant"], tokens)
             found[key] = r["config"]
     return found
+
+
+def shipped_table(device: str) -> bool:
+    """Whether a table is shipped for a device of that name."""
+    return bool(table(file_name(device)))
 
 
 def shipped_config(family: KernelFamily, problem: Problem) -> KernelConfig | None:

@@ -7,26 +7,19 @@ from contextlib import contextmanager
 
 from lowbit.errors import UsageError
 
-LEAST_BYTES, MOST_BYTES = 96 << 20, 512 << 20
-
 
 def working_set_bytes() -> int:
-    """How much memory to walk through so that it does not come from a cache: more than twice the last level's."""
-    from lowbit.hardware import host
+    """How much memory to walk through so that it does not come from a cache."""
+    from lowbit.tuner.operands import beyond_caches
 
-    machine = host()
-    return max(LEAST_BYTES, min(MOST_BYTES, 2 * (machine.l3_bytes or machine.l2_bytes or 0)))
+    return beyond_caches()
 
 
 def reader(nbytes: int) -> Callable[[], object]:
-    """A call that reads `nbytes` of memory once, in huge pages where there are such, with torch's threads."""
-    import torch
+    """A call that reads `nbytes` of memory once, with torch's threads."""
+    from lowbit.tuner.operands import memory_reader
 
-    from lowbit.kernels.cpu.memory import advise_huge_pages
-
-    buffer = torch.ones(nbytes // 4, dtype=torch.int32)
-    advise_huge_pages(buffer)
-    return buffer.amax  # of integers: a load and a comparison, faster than a sum
+    return memory_reader(nbytes)
 
 
 @contextmanager

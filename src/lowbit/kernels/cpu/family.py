@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lowbit.formats import WeightFormat
 from lowbit.kernels.cpu import engine, repack
-from lowbit.kernels.cpu.isa import best, instruction_set
+from lowbit.kernels.cpu.driver import LARGEST_CHUNK
+from lowbit.kernels.cpu.isa import available, best, instruction_set
 from lowbit.kernels.cpu.matmul import dot_reason, floats_are_faster
 from lowbit.kernels.cpu.plan import TYPE_NAMES, Plan, Types
 from lowbit.kernels.cpu.steps import steps_of
@@ -25,18 +26,27 @@ from lowbit.packing.cpu_tile import CPU_TILE
 
 SLAB_ROWS = 256  # rows of x prepared at a time: bounds the scratch memory of a thread
 MOST_PLANS = 64  # kept for a weight
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class CpuConfig(KernelConfig):
-    """isa: a row of isa.INSTRUCTION_SETS; mode: how x is prepared, see activations.py."""
+    """isa: a row of isa.INSTRUCTION_SETS; mode: how x is prepared, see activations.py.
+
+    threads: at most so many of torch's (0: all). chunk: tiles of 32 rows of W that a thread takes at a time (0: by the
+    plan's rule). Neither changes a bit of y.
+    """
 
     isa: str
     mode: str
+    threads: int = 0
+    chunk: int = 0
 
 
 class CpuFamily(KernelFamily):
     """Kernels written as LLVM IR for the processor that is here."""
+
+    config_type = CpuConfig
 
     def __init__(self, name: str, integer_mode: str, summary: str) -> None:
         self.name, self.summary = name, summary
@@ -59,6 +69,23 @@ class CpuFamily(KernelFamily):
             return reason
         if problem.layout != CPU_TILE.name:
             return f"layout {problem.layout}: it serves {CPU_TILE.name}; pack the weight for the CPU"
+        return None if config is None else self._illegal_config(config, problem)
+
+    def _illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
+        if not isinstance(config, CpuConfig):
+            return f"a configuration of {config.family!r}: it takes CpuConfig"
+        if config.isa not in (names := [isa.name for isa in available()]):
+            return f"isa={config.isa!r}: this processor has {', '.join(names)}"
+        modes = {self._integer_mode, "fp32"} if self._integer_mode == "a16" else {self._integer_mode}
+        if problem.x_dtype == torch.float32 and self._integer_mode == "a16":
+            modes = {"fp32"}
+        if config.mode not in modes:
+            return f"mode={config.mode!r}: for x in {problem.x_dtype} it is {' or '.join(sorted(modes))}"
+        if not (0 <= config.threads <= MOST_THREADS and 0 <= config.chunk <= LARGEST_CHUNK):
+            return (
+                f"threads={config.threads}, chunk={config.chunk}: from 0 to {MOST_THREADS} and to {LARGEST_CHUNK}, "
+                "0 leaves them to the plan"
+            )
         return None
 
     def default(self, problem: Problem) -> CpuConfig:
@@ -91,7 +118,8 @@ class CpuFamily(KernelFamily):
             types = Types(config.mode, name, name, None if bias is None else name)
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plan = plans[key] = Plan(instruction_set(config.isa), weight, x.shape[0], types)
+            isa = instruction_set(config.isa)
+            plan = plans[key] = Plan(isa, weight, x.shape[0], types, config.threads, config.chunk)
         return plan
 
 

@@ -88,13 +88,16 @@ class Types:
 
 
 class Plan:
-    """See the module's text. weight: in the layout cpu_tile; m: rows of x, at least 1.
+    """See the module's text. weight: in the layout cpu_tile; m: rows of x, at least 1. threads, chunk: as in CpuConfig.
 
     A plan holds addresses into the weight's tensors and not the weight: whoever runs it holds the weight.
     """
 
-    def __init__(self, isa: InstructionSet, weight: PackedWeight, m: int, types: Types) -> None:
+    def __init__(
+        self, isa: InstructionSet, weight: PackedWeight, m: int, types: Types, threads: int = 0, chunk: int = 0
+    ) -> None:
         self.types = types
+        self._most_threads, self._chunk = threads or 1 << 30, chunk
         self._n = weight.shape[0]
         self.blocks = -(-m // MOST_ROWS)
         self.low, self.high = divmod(m, self.blocks)
@@ -151,8 +154,8 @@ class Plan:
     def _add_multiply(self, parts: list[Part], prepared: list[dict[str, int]]) -> None:
         n = self._n
         tiles = -(-n // TILE_ROWS)
-        threads = usable_threads()
-        chunk = max(1, min(driver.LARGEST_CHUNK, tiles // (4 * threads)))
+        threads = self._threads()
+        chunk = self._chunk or max(1, min(driver.LARGEST_CHUNK, tiles // (4 * threads)))
         together = self._together(parts)
         self._record(len(parts), multiply_address(together), tiles, chunk)
         types = self.types
@@ -179,6 +182,9 @@ class Plan:
             descriptor += len(part.fields)
         for part in parts:
             self._words.extend(part.fields)
+
+    def _threads(self) -> int:
+        return min(self._most_threads, usable_threads())
 
     def _together(self, parts: list[Part]) -> int:
         """Blocks of rows that share what a kernel decodes: as many as their x fits in a cache. 1: they do not share."""
@@ -222,4 +228,4 @@ class Plan:
         block[self._y] = y.data_ptr()
         block[self._bias] = 0 if bias is None else bias.data_ptr()
         parallel, barrier = openmp()
-        launcher()(local.base, self.records, usable_threads(), parallel, barrier)
+        launcher()(local.base, self.records, self._threads(), parallel, barrier)

@@ -62,6 +62,11 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
     return None
 
 
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def unserved_device(index: int) -> str | None:
     """Why a device cannot run the kernel, or None."""
     device = gpu(index)
@@ -69,7 +74,7 @@ def unserved_device(index: int) -> str | None:
         return "torch sees no CUDA device"
     if device.capability != "9.0":
         return f"compute capability {device.capability}: it serves 9.0 (H100, H200)"
-    if find_spec("triton") is None:
+    if not _has_triton():
         return "Triton is not installed: install torch for CUDA, which brings it"
     return None
 

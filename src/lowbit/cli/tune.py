@@ -1,0 +1,158 @@
+"""`lowbit tune`: measure kernels for the matrices of a model on this device, and keep the fastest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowbit.cli import options
+from lowbit.cli.console import note, show, show_json
+
+if TYPE_CHECKING:
+    from lowbit.kernels import Problem
+    from lowbit.tuner.tune import Report
+
+EXAMPLES = (
+    "lowbit tune ./my-model",
+    "lowbit tune --shape llama-3-8b --format int4_g128 --device cuda",
+    "lowbit tune --shape 4096x14336 --format int4_g64 --m 1 --m 8 --device cpu",
+)
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A quantized model, as for lowbit generate.", show_default=False),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of MODEL: n x k such as 4096x14336, or a model's name such as llama-3-8b."),
+    ] = None,
+    format: Annotated[  # noqa: A002 - the field's word
+        str | None, typer.Option("--format", help="Of the weights of --shape. [default: int4_g128]")
+    ] = None,
+    m: Annotated[
+        list[int] | None,
+        typer.Option("--m", help="Tokens; may be given again. [default: 1 2 4 8 16 32 64 128 256]", min=1),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="For matmuls whose rows do not depend on each other's number.")
+    ] = False,
+    candidates: Annotated[int, typer.Option(help="Measured for each matrix and m, in the first round.", min=1)] = 16,
+    again: Annotated[bool, typer.Option("--again", help="Also measure what is known already.")] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure kernels on this device and keep the fastest for each matrix of a model and number of tokens.
+
+    An estimate ranks the configurations; the best are compiled in parallel and measured in turns with weights from
+    memory. What is found is written at once, so stopping loses nothing; `lowbit cache` shows where. Nothing else should
+    run meanwhile.
+    """
+    from lowbit.cli.console import progress
+    from lowbit.tuner.tune import tune
+
+    problems = chosen_problems(model, shape, format, m, device, dtype, batch_invariant)
+    with progress("tuning") as bar:
+        last = ""
+
+        def step(what: str, done: int, total: int) -> None:
+            nonlocal last
+            bar(done, total, what)
+            if what != last:
+                last = what
+                note(f"{what}: {total} {'kernels' if what == 'compiling' else 'problems'}")
+
+        report = tune([("matmul", problem) for problem in problems], most=candidates, again=again, progress=step)
+    if json:
+        show_json(report.as_dict())
+    else:
+        show(*_text(report))
+    if report.interrupted:
+        raise KeyboardInterrupt
+
+
+def chosen_problems(
+    model: str | None,
+    shape: list[str] | None,
+    format_name: str | None,
+    m: list[int] | None,
+    device: str,
+    dtype: str,
+    batch_invariant: bool = False,
+) -> list[Problem]:
+    """What the options name. Raises UsageError, UnsupportedConfig or CheckpointError."""
+    import torch
+
+    from lowbit.cli.failures import usage
+    from lowbit.errors import FormatError, UsageError
+    from lowbit.formats import parse_format
+    from lowbit.models import model_config
+    from lowbit.models.shapes import known_shape
+    from lowbit.runtime.placement import DTYPES, choose_device, choose_dtype
+    from lowbit.tuner.work import TOKENS, Weight, matmuls, weights_of, weights_of_shape
+
+    if (model is None) == (not shape):
+        raise UsageError("name a MODEL or a --shape, and not both: lowbit tune --help has examples")
+    if model is not None and format_name is not None:
+        raise UsageError("--format belongs to --shape: a model's weights have their formats already")
+    place = choose_device(device)
+    if model is not None:
+        from lowbit.cli.source import open_model
+
+        checkpoint = open_model(model)
+        weights = weights_of(checkpoint, model_config(checkpoint.config))
+        x_dtype = choose_dtype(dtype, checkpoint, place)
+    else:
+        if dtype != "auto" and dtype not in DTYPES:
+            raise UsageError(f"--dtype {dtype}: it is auto or one of {', '.join(DTYPES)}")
+        x_dtype = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+        with usage(FormatError):
+            weight_format = parse_format(format_name or "int4_g128")
+        weights = []
+        for text in shape or []:
+            if text[:1].isdigit():
+                from lowbit.cli.bench.matmul import parse_shape
+
+                weights.append(Weight(*parse_shape(text), weight_format))
+            else:
+                weights += weights_of_shape(known_shape(text), weight_format)
+    return matmuls(weights, m or TOKENS, place, x_dtype, batch_invariant)
+
+
+def _text(report: Report) -> list[Any]:
+    from rich.table import Table
+
+    table = Table(title=report.device, title_justify="left", title_style="bold")
+    for heading in ("n x k", "m", "format", "x", "kernel", "us", "untuned us", "gain"):
+        table.add_column(heading, justify="left" if heading in {"n x k", "format", "x", "kernel"} else "right")
+    for r in sorted(report.results, key=lambda r: (r.problem["n"] * r.problem["k"], r.problem["n"], r.problem["m"])):
+        p = r.problem
+        table.add_row(
+            f"{p['n']} x {p['k']}", str(p["m"]), p["format"], p["x"], r.best.family, f"{r.us:.2f}",
+            f"{r.default_us:.2f}", f"{(r.default_us / r.us - 1) * 100:.1f} %",
+        )  # fmt: skip
+    lines: list[Any] = [table] if report.results else []
+    lines.append(summary(report))
+    if not report.has_shipped_table:
+        lines.append(f"no table is shipped for {report.device}: what is not tuned runs by rule")
+    lines += [f"not tuned: {key['n']} x {key['k']}, m={key['m']}, {key['format']}: {why}" for key, why in report.failed]
+    return lines
+
+
+def summary(report: Report) -> str:
+    """One line: how much was found, how much was left out, how long it took."""
+    parts = [f"{len(report.results)} tuned"]
+    if report.known:
+        parts.append(f"{report.known} known already (--again measures them)")
+    if report.failed:
+        parts.append(f"{len(report.failed)} failed")
+    parts += [f"{count} candidates left out ({report.reasons[k]})" for k, count in sorted(report.skipped.items())]
+    if report.interrupted:
+        parts.append("interrupted, what was found is kept" if report.kept else "interrupted")
+    if not report.kept:
+        parts.append("nothing could be written")
+    return f"{'; '.join(parts)}; {report.seconds['all']:.1f} s"

@@ -1,0 +1,91 @@
+"""lowbit tune: what the options name is measured, kept and used; wrong ones are explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowbit.dispatch import tuned
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own, and workers in this process: starting one takes longer than these problems."""
+    from lowbit.tuner import operands, tune, worker
+
+    class Here:
+        def start(self) -> None:
+            pass
+
+        close = start
+
+        def ask(self, request: dict[str, Any], limit_s: float, first_limit_s: float) -> list[dict[str, Any]]:
+            answers: list[dict[str, Any]] = []
+            last = worker.handle(json.loads(json.dumps(request)), answers.append)
+            return json.loads(json.dumps([*answers, {"end": True, **last}]))  # type: ignore[no-any-return]
+
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(operands, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(operands, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(tune.Tuner.__init__, "__kwdefaults__", tune.Tuner.__init__.__kwdefaults__ | {"worker": Here})
+    tuned.forget()
+    yield
+    tuned.forget()
+
+
+def test_tune_explain_cache(lowbit: Run, tmp_path: Path) -> None:
+    options = ("--shape", "96x64", "--format", "int4_g32", "--m", "2", "--device", "cpu", "--json")
+    data = lowbit("tune", *options).json
+    (result,) = data["results"]
+    assert result["problem"]["n"] == 96 and result["family"] == "cpu" and result["measured"] >= 3
+    assert data["kept"] and not data["has_shipped_table"] and data["failed"] == []
+    (path,) = (tmp_path / "tuned").glob("*.json")
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["config"] == result["config"]
+    shown = lowbit("explain", "int4_g32", "--n", "96", "--k", "64", "--m", "2").out
+    assert "measured on this machine" in shown
+    assert lowbit("tune", *options).json["known"] == 1
+    assert lowbit("tune", *options, "--again").json["known"] == 0
+    cache = lowbit("cache", "--json").json
+    assert cache["measurements"] == [{"file": str(path), "rows": 1, "bytes": path.stat().st_size}]
+    assert lowbit("cache", "clear").code == 0 and not path.exists()
+
+
+def test_tune_a_model(lowbit: Run, write_model: Any, model: str, tmp_path: Path) -> None:
+    assert lowbit("quantize", model, str(tmp_path / "q"), "--format", "int4_g32").code == 0
+    done = lowbit("tune", str(tmp_path / "q"), "--m", "1", "--device", "cpu", "--candidates", "2")
+    assert done.code == 0, done.err
+    assert "no table is shipped for" in done.out and " tuned; " in done.out
+    for size in ("64 x 64", "32 x 64", "128 x 64", "64 x 128"):
+        assert size in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "code"),
+    [
+        ([], "name a MODEL or a --shape, and not both", 2),
+        (["m", "--shape", "64x64"], "name a MODEL or a --shape, and not both", 2),
+        (["m", "--format", "int4_g32"], "--format belongs to --shape", 2),
+        (["--shape", "64"], "--shape 64: write output x input features", 2),
+        (["--shape", "gpt-9"], "shape 'gpt-9': the known ones are llama-3-8b", 2),
+        (["--shape", "64x64", "--format", "int9"], "int9", 2),
+        (["--shape", "64x64", "--dtype", "int8"], "--dtype int8: it is auto or one of", 2),
+        (["--shape", "64x64", "--m", "0"], "Invalid value for '--m'", 2),
+        (["--shape", "64x64", "--device", "tpu"], 'must be "auto", "cpu", "cuda" or "cuda:N"', 2),
+    ],
+)
+def test_bad_options(options: list[str], says: str, code: int, lowbit: Run) -> None:
+    done = lowbit("tune", *options, *([] if "--device" in options else ["--device", "cpu"]))
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+
+
+def test_a_model_without_quantized_weights(model: str, lowbit: Run) -> None:
+    done = lowbit("tune", model, "--device", "cpu")
+    assert done.code == 1 and "no linear is quantized" in done.err
