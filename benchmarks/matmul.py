@@ -2,6 +2,7 @@
 
     python benchmarks/matmul.py --peers          figures -> benchmarks/results/<device>/matmul.json
     python benchmarks/matmul.py --format int2_g128,int3_g128,mxfp4,nf4_g64 --m 1,16 --name formats
+    python benchmarks/matmul.py --perm --shapes 8192x28672,28672x4096,4096x4096 --m 1,8,16 --name perm
 
 One launch for each of several copies of the weight (12 or more, 300 MB or more in all, so that none comes from the L2)
 in one CUDA graph; the median of replays. A graph's start takes some microseconds: with the three copies that make
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,14 +25,13 @@ from torch import Tensor
 import lowbit
 from hopper_compile import Job, compile_all
 from lowbit.dispatch.choose import choose
-from lowbit.formats import QuantizedTensor, Zero, parse_format
-from lowbit.formats.element import Ternary
-from lowbit.formats.scale import round_scale
+from lowbit.formats import parse_format, quantize
+from lowbit.formats.element import Float, Ternary
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.hopper import X_TYPES
 from lowbit.kernels.gpu.plan import HopperConfig
-from lowbit.packing import FRAGMENT, PackedWeight
+from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 from record import save
 
 SHAPES = [(8192, 28672), (28672, 4096), (6144, 4096), (4096, 14336), (4096, 4096)]
@@ -45,37 +45,29 @@ def copies_of(weight_bytes: float) -> int:
 
 
 def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
-    """Random words, packed already, of finite numbers; scales that keep the variance of x about one."""
+    """Random words of finite numbers, packed already; scales and zeros are those of 64 rows of N(0, 1/k), repeated."""
     weight_format = parse_format(name)
     generator = torch.Generator("cuda").manual_seed(seed)
     shape = FRAGMENT.words_shape(n, k, weight_format.bits)
     words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda", generator=generator)
-    numbers = weight_format.element.values()
     if isinstance(weight_format.element, Ternary):
         words &= ~(words >> 1 & 0x55555555)  # 3 is no code
-    elif not numbers.isfinite().all():
-        words &= ~0x40404040  # fp8: exponents of the lower half
-        numbers = numbers[[code for code in range(256) if not code & 0x40]]
-    groups = weight_format.grouping.scale_shape(n, k)[1]
-    step = 1 / (float(numbers[numbers.isfinite()].square().mean().sqrt()) * k**0.5)
-    scales = step * (0.5 + torch.rand(-(-n // 64), groups, 64, device="cuda", generator=generator))
-    super_scales = None
-    if upper := weight_format.scale.super:  # of the tensor
-        super_scales = torch.full((1, 1), 8 / step if upper.divides else step / 8, device="cuda")
-        scales *= 8 / step
-    scales = round_scale(weight_format.scale.kind, scales)
-    zeros = None
-    if weight_format.zero is Zero.INT:
-        zeros = torch.randint(0, 1 << weight_format.bits, scales.shape, dtype=torch.uint8, device="cuda")
-    return PackedWeight(weight_format, "fragment", (n, k), words, scales, zeros, super_scales)
+    elif not weight_format.element.values().isfinite().all():
+        words &= ~(0x01010101 if weight_format.element == Float(4, 3) else 0x04040404)  # fp8: no NaN, no infinity
+    few = pack_as(quantize(torch.randn(64, k, device="cuda", generator=generator) * k**-0.5, name), "fragment")
+    lower, upper = weight_format.scales_by_row
+
+    def repeated(values: Tensor | None, by_row: bool) -> Tensor | None:
+        return values.repeat(shape[0], 1, 1) if by_row and values is not None else values
+
+    scales = repeated(few.scales, lower)
+    assert scales is not None
+    supers = (repeated(few.super_scales, upper), repeated(few.super_zeros, upper))
+    return PackedWeight(weight_format, "fragment", (n, k), words, scales, repeated(few.zeros, lower), *supers)
 
 
 def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    n = weight.shape[0]
-    zeros = None if weight.zeros is None else FRAGMENT.unpack_groups(weight.zeros, n)
-    codes = FRAGMENT.unpack(weight.words, weight.format.bits, *weight.shape)
-    scales = FRAGMENT.unpack_groups(weight.scales, n)
-    return QuantizedTensor(codes, scales, zeros, weight.format, weight.super_scales).dequantize(dtype)
+    return weight.unpack().dequantize(dtype)
 
 
 def launch_us(launches: Callable[[], None], count: int, replays: int = 12) -> float:
@@ -117,8 +109,10 @@ def humming_layer(weight: PackedWeight, dtype: torch.dtype) -> Any:
     return layer
 
 
-def rows_for(n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool) -> list[dict[str, Any]]:
-    """Measure one shape and format at several numbers of tokens."""
+def rows_for(
+    n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool, perm: bool
+) -> list[dict[str, Any]]:
+    """Measure one shape and format at several numbers of tokens. perm: beside the same weight in act-order."""
     copies = copies_of(n * k * parse_format(name).bits / 8)
     weights = [random_weight(n, k, name, seed) for seed in range(copies)]
     truth = dense(weights[0], torch.float32)
@@ -135,6 +129,12 @@ def rows_for(n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, p
         stream = (weights[0].nbytes + 2 * m * (n + k)) / us / 1e6
         row = {"format": name, "dtype": str(dtype)[6:], "n": n, "k": k, "m": m, "us": us, "floor_us": floor}
         row |= {"of_measured": stream / READ_TBS, "of_nominal": stream / NOMINAL_TBS, "error": error}
+        if perm:
+            orders = [torch.randperm(k, device="cuda") for _ in weights]
+            ordered = [replace(w, perm=order) for w, order in zip(weights, orders, strict=True)]
+            assert torch.equal(lowbit.matmul(x, ordered[0]), lowbit.matmul(x.index_select(1, orders[0]), weights[0]))
+            row["perm_us"] = launch_us(lambda x=x, w=ordered: [lowbit.matmul(x, o) for o in w] and None, copies)
+            row["perm_over_plain"] = row["perm_us"] / us
         if wide:
             row["cublas_us"] = launch_us(lambda x=x: [torch.mm(x, w.t()) for w in wide] and None, len(wide))
         if layers:
@@ -172,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="int4_g128", help="names with commas between them")
     parser.add_argument("--peers", action="store_true", help="measure cuBLAS and Humming too")
+    parser.add_argument("--perm", action="store_true", help="measure each weight in act-order too")
     parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
@@ -184,7 +185,7 @@ def main() -> None:
     compile_all(jobs_for(shapes, names, tokens, dtype))
     for name in names:
         for n, k in shapes:
-            rows += rows_for(n, k, name, tokens, dtype, options.peers)
+            rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm)
             torch.cuda.empty_cache()
     device = torch.cuda.get_device_name().lower().split()[-1]
     print(save(device, options.name, rows, method=__doc__))

@@ -1,7 +1,7 @@
 """x as a matmul's tensor map can read it: columns in the order of the stored weight, rows aligned to 16 bytes.
 
-Act-order takes one small kernel (small_body.py). It starts before the kernel in front of it ends, and the matmul after it
-starts before it ends: that one fetches its first weights meanwhile, so that little of the gather's time is seen.
+Act-order takes one small kernel (small_body.py). It starts before the kernel in front of it ends, and the matmul after
+it starts before it ends: that one fetches its first weights meanwhile, so that little of the gather's time is seen.
 """
 
 from __future__ import annotations
