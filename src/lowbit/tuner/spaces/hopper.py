@@ -221,7 +221,7 @@ class HopperSpace(Space):
         assert isinstance(config, HopperConfig)
         x_type = X_TYPES[problem.x_dtype]
         plan = plan_for(config, problem.format, x_type, bias)
-        build(plan, problem.format.scale.dtype, x_type, config.maxnreg)
+        build(plan, x_type, config.maxnreg)
 
 
 def _same_bits(own: HopperConfig, weight_format: WeightFormat) -> list[KernelConfig]:

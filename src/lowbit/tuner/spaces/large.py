@@ -77,7 +77,7 @@ class LargeSpace(Space):
         assert isinstance(config, LargeConfig)
         x_type = X_TYPES[problem.x_dtype]
         plan = large_plan(config, problem.format, x_type, bias, problem.n % 8 == 0)
-        build(plan, problem.format.scale.dtype, x_type, config.maxnreg)
+        build(plan, x_type, config.maxnreg)
 
 
 SPACE = LargeSpace()
