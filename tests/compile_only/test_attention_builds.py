@@ -38,6 +38,8 @@ def _check(problem: AttentionProblem, target: int, tmp_path: Path, prefill: bool
     cubin.write_bytes(kernel.asm["cubin"])
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
     assert re.search(r"STACK:0 .*LOCAL:0 ", usage.stdout), f"spills: {usage.stdout}"
+    if target != 90:
+        return ""
     return subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
 
 

@@ -95,12 +95,14 @@ class Workspace:
 
     out: Tensor  # [slots, heads, head_dim] fp32
     lse: Tensor  # [slots, heads] fp32
+    arrived: Tensor  # [slots, heads] int32, zeros between launches: what kernels that merge themselves count with
 
     @classmethod
     def empty(cls, slots: int, heads: int, head_dim: int, device: torch.device | str) -> Workspace:
         return cls(
             torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(slots, heads, dtype=torch.float32, device=device),
+            torch.zeros(slots, heads, dtype=torch.int32, device=device),
         )
 
 

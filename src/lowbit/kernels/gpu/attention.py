@@ -1,7 +1,8 @@
 """Attention over a paged cache on a GPU: which kernel, which tile, and the launches. A backend of kernels/attention.
 
-    decode      one row a request: attention_body.attend, then the merge of rows whose keys were cut
-    prefill     many rows: the same kernel with a larger tile, so that `wgmma` (9.0) or `mma` multiplies
+    decode      one row a request: attention_stream.attend, which also merges rows whose keys were cut; what it does
+                not serve, attention_body.attend and attention_body.merge
+    prefill     many rows: attention_body.attend with a larger tile, so that `wgmma` (9.0) or `mma` multiplies
     append      attention_append.append
 
 Nothing here waits for the device or allocates but `append`'s queries, so all of it can be captured in CUDA graphs.
@@ -18,25 +19,46 @@ from torch import Tensor
 from lowbit.formats.kv import KVFormat
 from lowbit.kernels.attention import AttentionBackend, AttentionProblem, NewTokens, Operands, Shape, Work, Workspace
 from lowbit.kernels.gpu import attention_launch as launches
-from lowbit.kernels.gpu.attention_plan import TYPES, HeadShape, Tile, padded, plan_of, side_of
+from lowbit.kernels.gpu.attention_plan import TYPES, HeadShape, Tile, padded, plan_of, side_of, width_of
 from lowbit.packing.paged import PagedTensor
 
 LARGEST_TILE = 128  # rows of queries times heads of a key head
 APPENDED = 8  # tokens of a program when there are many
+SMEM_BYTES = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
 BLOCKS = 2  # programs of a decode that a multiprocessor is meant to run at once
 
 
 def decode_tile(problem: AttentionProblem) -> Tile:
-    """The tile of one row a request."""
+    """The tile of one row a request, for the plain kernel."""
     block_m = max(16, padded(problem.groups))
     bits = max(problem.key.bits, problem.value.bits)
-    wide = padded(problem.head_dim) > 128
+    wide = width_of(problem.head_dim) > 128
     return Tile(block_m, 32 if wide and bits == 16 else 64, 4, 3)
+
+
+def stream_tile(problem: AttentionProblem, target: int) -> Tile | None:
+    """The tile of one row a request, for the streaming kernel; None where that does not serve.
+
+    It copies scales of eight keys at a time, 16 bytes or a power of two times that.
+    """
+    if target < 80:
+        return None
+    row_bytes = 0.0
+    for kept in (problem.key, problem.value):
+        scales = side_of(kept, problem.head_dim, 0).SCALE_ROW
+        if scales & (scales - 1):
+            return None
+        row_bytes += width_of(problem.head_dim) * kept.bits / 8 + scales / 4
+    room = SMEM_BYTES[target] / BLOCKS - 1024
+    for keys, stages in ((32, 4), (32, 3), (16, 3), (16, 2)):
+        if 4 * keys * stages * row_bytes <= room:
+            return Tile(16, keys, 4, stages)
+    return None
 
 
 def prefill_tile(problem: AttentionProblem) -> Tile:
     """The tile of many rows."""
-    wide = padded(problem.head_dim) > 128
+    wide = width_of(problem.head_dim) > 128
     plain = problem.key.is_plain and problem.value.is_plain
     return Tile(LARGEST_TILE, 64 if wide or not plain else 128, 8, 2)
 
@@ -65,6 +87,15 @@ class GpuAttention(AttentionBackend):
     def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
         tile = decode_tile(problem)
         if work.tile_rows == 1:
+            target = launches.capability(operands.query.device)
+            if streamed := stream_tile(problem, target):
+                kernel = stream_kernel(problem, streamed, target)
+                arguments = _arguments(work, operands, workspace)
+                merging = (work.merge_start, work.merge_slots, workspace.arrived)
+                launches.launch(
+                    kernel, work.limits.items * problem.kv_heads, (*arguments[:-1], *merging, arguments[-1])
+                )
+                return
             self._attend(problem, work, operands, workspace, tile, "all")
         else:
             self._attend(problem, work, operands, workspace, prefill_tile(problem), "wide")
@@ -75,14 +106,7 @@ class GpuAttention(AttentionBackend):
         self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace, tile: Tile, items: str
     ) -> None:
         kernel = attend_kernel(problem, tile, items, launches.capability(operands.query.device))
-        key, value = operands.key, operands.value
-        arguments: tuple[Tensor | int, ...] = (
-            operands.query, _words(key), _scales(key), _words(value), _scales(value), operands.out, workspace.out,
-            workspace.lse, _or(operands.sinks, workspace.lse), _or(operands.slopes, workspace.lse), work.counts,
-            work.row, work.rows, work.table, work.start, work.end, work.slot, work.position, work.page_table,
-            work.limits.pages,
-        )  # fmt: skip
-        launches.launch(kernel, work.limits.items * problem.kv_heads, arguments)
+        launches.launch(kernel, work.limits.items * problem.kv_heads, _arguments(work, operands, workspace))
 
     def _merge(
         self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace, tile: Tile
@@ -127,6 +151,16 @@ def attend_kernel(problem: AttentionProblem, tile: Tile, items: str, target: int
 
 
 @lru_cache(maxsize=256)
+def stream_kernel(problem: AttentionProblem, tile: Tile, target: int) -> launches.Kernel:
+    """The same for one row an item, merged in the same launch: attention_stream.py."""
+    key, value = (side_of(kept, problem.head_dim, target, streamed=True) for kept in (problem.key, problem.value))
+    kinds = attend_kernel(problem, tile, "all", target).kinds
+    kinds = (*kinds[:-1], "*i32", "*i32", "*i32", kinds[-1])
+    constants = (("K", key), ("V", value), ("P", plan_of(problem, tile, target, "all")))
+    return launches.Kernel("attention_stream", "attend", kinds, constants, target, tile.warps, tile.maxnreg)
+
+
+@lru_cache(maxsize=256)
 def merge_kernel(problem: AttentionProblem, tile: Tile, target: int) -> launches.Kernel:
     """What adds up partial results."""
     constants = (
@@ -140,7 +174,7 @@ def append_kernel(new: NewTokens, key: PagedTensor, value: PagedTensor, target: 
     """The kernel that stores new tokens, and how many of them a program takes."""
     tokens, heads, head_dim = new.query.shape
     block = 1 if tokens < 8 * APPENDED else APPENDED
-    shape = HeadShape(heads, key.kv_heads, head_dim, padded(head_dim), key.page_size, target >= 90)
+    shape = HeadShape(heads, key.kv_heads, head_dim, width_of(head_dim), key.page_size, target >= 90)
     constants = (
         ("ROPE", new.cos is not None), ("QUERY_NORM", new.query_norm is not None),
         ("KEY_NORM", new.key_norm is not None), ("BLOCK", block), ("K", side_of(key.format, head_dim, target)),
@@ -160,6 +194,16 @@ def append_kernel(new: NewTokens, key: PagedTensor, value: PagedTensor, target: 
 
 
 _EPS: dict[tuple[float, torch.device], Tensor] = {}  # kernels read it from memory
+
+
+def _arguments(work: Work, operands: Operands, workspace: Workspace) -> tuple[Tensor | int, ...]:
+    """Arguments of attend."""
+    key, value, unused = operands.key, operands.value, workspace.lse
+    return (
+        operands.query, _words(key), _scales(key), _words(value), _scales(value), operands.out, workspace.out,
+        workspace.lse, _or(operands.sinks, unused), _or(operands.slopes, unused), work.counts, work.row, work.rows,
+        work.table, work.start, work.end, work.slot, work.position, work.page_table, work.limits.pages,
+    )  # fmt: skip
 
 
 def _kinds(kept: KVFormat) -> tuple[str, str]:

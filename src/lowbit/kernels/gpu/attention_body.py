@@ -9,7 +9,17 @@ Cached numbers are decoded in registers (attention_parts.py); nothing but codes 
 
 from __future__ import annotations
 
-from lowbit.kernels.gpu.attention_parts import LOG2E, hadamard, join_parts, numbers, scores, seen, split_parts
+from lowbit.kernels.gpu.attention_parts import (
+    LOG2E,
+    hadamard,
+    join_parts,
+    merge_row,
+    numbers,
+    scores,
+    seen,
+    split_parts,
+    with_sink,
+)  # fmt: skip
 from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, triton
 
 
@@ -23,7 +33,7 @@ def _side(codes_ptr, scales_ptr, token, inside, S: tl.constexpr):
     there = inside[:, None] & (word < S.WORDS)[None, :]
     words = tl.load(codes_ptr + token[:, None] * S.WORDS + word[None, :], mask=there, other=0)
     scales, offsets = words, words  # not read
-    if S.SCALE == "token" or S.SCALE == "group":
+    if S.SCALED:
         KEYS: tl.constexpr = token.shape[0]
         GROUPS: tl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
         STEP: tl.constexpr = 2 if S.OFFSET else 1
@@ -134,7 +144,7 @@ def attend(
         out = join_parts(acc, V.PARTS)
         inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
         if slot < 0:
-            total, weight = _with_sink(top, total, sinks_ptr + q_head, real, P)
+            total, weight = with_sink(top, total, sinks_ptr + q_head, real, P)
             out = out * (tl.where(total > 0, weight / total, 0.0) * v_factor)[:, None]
             if V.HADAMARD:
                 out = hadamard(out, V.GROUP)
@@ -144,56 +154,6 @@ def attend(
             places = (slot + at).to(tl.int64) * P.HEADS + q_head
             tl.store(partial_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out, mask=inner)
             tl.store(lse_ptr + places, (top + tl.log2(total)) / LOG2E, mask=real)
-
-
-@triton.jit
-def _with_sink(top, total, sinks_ptr, real, P: tl.constexpr):
-    """-> the sum of weights with the sink's, and what partial sums have to be multiplied by. top: in base 2."""
-    weight = tl.full(total.shape, 1.0, tl.float32)
-    if P.SINKS:
-        sink = tl.load(sinks_ptr, mask=real, other=0.0) * LOG2E
-        higher = tl.maximum(top, sink)
-        weight = tl.exp2(top - higher)
-        total = total * weight + tl.exp2(sink - higher)
-    return total, weight
-
-
-@triton.jit
-def merge_row(
-    partial_ptr, lse_ptr, sinks_ptr, out_ptr, slots_ptr, first, end, row, head, V: tl.constexpr, P: tl.constexpr
-):  # fmt: skip
-    """Add up the partial results of one row and key head, in the order of the list."""
-    g = tl.arange(0, P.GROUPS_PADDED)
-    d = tl.arange(0, P.WIDTH)
-    c = tl.arange(0, P.MERGED)
-    real = g < P.GROUPS
-    inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
-    q_head = head * P.GROUPS + g
-    top = tl.full((P.GROUPS_PADDED,), float("-inf"), tl.float32)
-    total = tl.zeros((P.GROUPS_PADDED,), tl.float32)
-    out = tl.zeros((P.GROUPS_PADDED, P.WIDTH), tl.float32)
-    for at in tl.range(first, end, P.MERGED):
-        inside = at + c < end
-        slot = tl.load(slots_ptr + at + c, mask=inside, other=0)
-        places = slot[:, None].to(tl.int64) * P.HEADS + q_head[None, :]
-        lse = tl.load(lse_ptr + places, mask=inside[:, None] & real[None, :], other=float("-inf")) * LOG2E
-        parts = tl.load(
-            partial_ptr + places[:, :, None] * P.HEAD_DIM + d[None, None, :],
-            mask=inside[:, None, None] & inner[None, :, :], other=0.0,
-        )  # fmt: skip
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        scale = tl.exp2(top - base)
-        weights = tl.exp2(lse - base[None, :])
-        total = total * scale + tl.sum(weights, 0)
-        out = out * scale[:, None] + tl.sum(parts * weights[:, :, None], 0)
-        top = new_top
-    total, weight = _with_sink(top, total, sinks_ptr + q_head, real, P)
-    out = out * tl.where(total > 0, weight / total, 0.0)[:, None]
-    if V.HADAMARD:
-        out = hadamard(out, V.GROUP)
-    places = row.to(tl.int64) * P.HEADS + q_head
-    tl.store(out_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inner)
 
 
 @triton.jit
@@ -212,9 +172,20 @@ def merge(
         gdc_wait()
     for place in tl.range(tl.program_id(0), ends, tl.num_programs(0)):
         row = place // P.KV_HEADS
+        head = place % P.KV_HEADS
         first = tl.load(starts_ptr + row)
         end = tl.load(starts_ptr + row + 1)
         if first < end:
-            merge_row(
-                partial_ptr, lse_ptr, sinks_ptr, out_ptr, slots_ptr, first, end, row, place % P.KV_HEADS, V, P
+            c = tl.arange(0, P.MERGED)[:, None, None]
+            g = tl.arange(0, P.GROUPS_PADDED)
+            d = tl.arange(0, P.WIDTH)
+            out = merge_row(
+                partial_ptr, lse_ptr, sinks_ptr, slots_ptr, first, end, c, g[None, :, None], d[None, None, :], head, P
+            )  # fmt: skip
+            if V.HADAMARD:
+                out = hadamard(out, V.GROUP)
+            at = row.to(tl.int64) * P.HEADS + head * P.GROUPS + g
+            tl.store(
+                out_ptr + at[:, None] * P.HEAD_DIM + d[None, :], out.to(out_ptr.dtype.element_ty),
+                mask=(g < P.GROUPS)[:, None] & (d < P.HEAD_DIM)[None, :],
             )  # fmt: skip

@@ -83,7 +83,7 @@ def numbers(words, scales, offsets, S: tl.constexpr):
     if S.PARTS == 1:
         return (words,)
     elif S.ASM != "":
-        if S.SCALE == "head":
+        if not S.SCALED:
             return tl.inline_asm_elementwise(
                 S.ASM, S.CONSTRAINTS, [words], dtype=(tl.float16,) * S.PARTS, is_pure=True, pack=2
             )
@@ -106,7 +106,7 @@ def numbers(words, scales, offsets, S: tl.constexpr):
                 value = (code | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True) - S.ZERO
             if S.OFFSET:
                 value = tl.fma(value.to(tl.float32), scales.to(tl.float32), offsets.to(tl.float32)).to(tl.float16)
-            elif S.SCALE != "head":
+            elif S.SCALED:
                 value = value * scales
             parts = parts + (value.to(tl.float16),)
         return parts
@@ -132,3 +132,47 @@ def seen(distance, P: tl.constexpr):
         return (distance >= 0) & (distance < P.WINDOW)
     else:
         return distance >= 0
+
+
+@triton.jit
+def with_sink(top, total, sinks_ptr, real, P: tl.constexpr):
+    """-> the sum of weights with the sink's, and what partial sums have to be multiplied by. top: in base 2."""
+    weight = total * 0.0 + 1.0
+    if P.SINKS:
+        sink = tl.load(sinks_ptr, mask=real, other=0.0) * LOG2E
+        higher = tl.maximum(top, sink)
+        weight = tl.exp2(top - higher)
+        total = total * weight + tl.exp2(sink - higher)
+    return total, weight
+
+
+@triton.jit
+def merge_row(
+    partial_ptr, lse_ptr, sinks_ptr, slots_ptr,
+    first, end,  # in the list of slots
+    c, g, d,  # numbers of parts at a time, query heads, columns: [parts, 1, 1], [1, heads, 1], [1, 1, width]
+    head, P: tl.constexpr,
+):  # fmt: skip
+    """The partial results of one row and key head added up in the order of the list: fp32 [heads, width], finished."""
+    q_head = head * P.GROUPS + g
+    nothing = (c + g + d).to(tl.float32) * 0.0
+    out = tl.sum(nothing, 0)
+    total = tl.sum((c + g).to(tl.float32) * 0.0, 0)  # [heads, 1]
+    top = total - float("inf")
+    for at in range(first, end, P.MERGED):
+        inside = at + c < end
+        slot = tl.load(slots_ptr + at + c, mask=inside, other=0)
+        places = slot.to(tl.int64) * P.HEADS + q_head
+        real = inside & (g < P.GROUPS)
+        lse = tl.load(lse_ptr + places, mask=real, other=float("-inf")) * LOG2E
+        parts = tl.load(partial_ptr + places * P.HEAD_DIM + d, mask=real & (d < P.HEAD_DIM), other=0.0)
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        scale = tl.exp2(top - base)
+        weights = tl.exp2(lse - tl.expand_dims(base, 0))
+        total = total * scale + tl.sum(weights, 0)
+        out = out * scale + tl.sum(parts * weights, 0)
+        top = new_top
+    heads = tl.max(q_head + c * 0, 0)  # [heads, 1]
+    total, weight = with_sink(top, total, sinks_ptr + heads, heads - head * P.GROUPS < P.GROUPS, P)
+    return out * tl.where(total > 0, weight / total, 0.0)

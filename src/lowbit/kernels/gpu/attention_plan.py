@@ -40,6 +40,8 @@ class Side:
     HADAMARD: bool
     WORDS: int  # of a row
     WORDS_PADDED: int
+    SCALED: bool  # decoding multiplies by scales
+    SCALE_ROW: int  # scales of eight keys that lie side by side, 16 bits each
     ASM: str  # "" does without inline assembly
     CONSTRAINTS: str
 
@@ -53,7 +55,7 @@ class Plan:
     GROUPS: int  # query heads of a key head
     GROUPS_PADDED: int
     HEAD_DIM: int
-    WIDTH: int  # HEAD_DIM up to a power of two
+    WIDTH: int  # width_of(HEAD_DIM)
     PAGE: int
     FACTOR: float  # of q . k
     WINDOW: int  # 0: none
@@ -77,7 +79,7 @@ class HeadShape:
     HEADS: int
     KV_HEADS: int
     HEAD_DIM: int
-    WIDTH: int  # HEAD_DIM up to a power of two
+    WIDTH: int  # width_of(HEAD_DIM)
     PAGE: int
     DEPENDENT: bool
 
@@ -87,19 +89,25 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def side_of(format: KVFormat, head_dim: int, capability: int) -> Side:  # noqa: A002 - the field's word
-    """capability: 90 for 9.0; 0 for the interpreter, which knows no assembly."""
+def width_of(head_dim: int) -> int:
+    """A head as kernels see it: a power of two, 64 or more, so that the words of four bits fill a product of 16."""
+    return max(64, padded(head_dim))
+
+
+def side_of(format: KVFormat, head_dim: int, capability: int, streamed: bool = False) -> Side:  # noqa: A002
+    """capability: 90 for 9.0; 0 for the interpreter, which knows no assembly. streamed: for attention_stream.py."""
     parts = 16 // format.bits
     group = format.group_size(head_dim)
     is_float = format.scale in ("token", "head")
     middle = 0 if format.offset else 2 ** (format.bits - 1)
+    # The scale of a token may meet scores and weights instead of its values.
+    scaled = format.scale == "group" or (format.scale == "token" and not streamed)
+    groups = head_dim // group
     asm, constraints = "", ""
     if capability and parts > 1:
-        asm, constraints = cache_decode(
-            format.bits, is_float, 1024 + middle, format.scale != "head", format.offset, capability >= 89
-        )
+        asm, constraints = cache_decode(format.bits, is_float, 1024 + middle, scaled, format.offset, capability >= 89)
     # A token's scale covers the padding too: its groups are one.
-    width = padded(head_dim)
+    width = width_of(head_dim)
     return Side(
         BITS=format.bits,
         PARTS=parts,
@@ -108,11 +116,13 @@ def side_of(format: KVFormat, head_dim: int, capability: int) -> Side:  # noqa: 
         FLOAT=is_float,
         ZERO=1024.0 + middle,
         GROUP=group,
-        GROUPS=head_dim // group,
+        GROUPS=groups,
         GROUP_WORDS=(width if format.scale == "token" else group) // parts,
         HADAMARD=format.hadamard,
         WORDS=head_dim // parts,
         WORDS_PADDED=width // parts,
+        SCALED=scaled,
+        SCALE_ROW=8 * groups * (1 + format.offset) if format.scale in ("token", "group") else 0,
         ASM=asm,
         CONSTRAINTS=constraints,
     )
@@ -126,7 +136,7 @@ def plan_of(problem: AttentionProblem, tile: Tile, capability: int, items: str) 
         GROUPS=problem.groups,
         GROUPS_PADDED=padded(problem.groups),
         HEAD_DIM=problem.head_dim,
-        WIDTH=padded(problem.head_dim),
+        WIDTH=width_of(problem.head_dim),
         PAGE=problem.page_size,
         FACTOR=problem.scale_value,
         WINDOW=problem.window or 0,

@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -25,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 VERSION: tuple[int, int] = tuple(int(part) for part in triton.__version__.split(".")[:2])  # type: ignore[assignment]
 
 # Renamed in 3.7: one name here for both.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_from_shared = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 store_wait = tma.store_wait
@@ -101,6 +103,8 @@ __all__ = [
     "INTERPRETED",
     "VERSION",
     "Constants",
+    "async_copy",
+    "barrier",
     "compile_kernel",
     "compile_plain",
     "copy_from_shared",
