@@ -37,11 +37,22 @@ def said(dtype: str | None, norm: torch.dtype | None = None) -> Checkpoint:
         (torch.float32, said("bfloat16"), CPU, torch.float32),
     ],
 )
-def test_dtype(dtype: Any, checkpoint: Checkpoint, device: torch.device, expected: torch.dtype) -> None:
+def test_dtype(
+    dtype: Any, checkpoint: Checkpoint, device: torch.device, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert choose_dtype(dtype, checkpoint, device) == expected
 
 
-def test_the_model_has_the_dtype(checkpoint: Checkpoint) -> None:
+def test_a_cpu_without_fast_bfloat16_takes_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert choose_dtype("auto", said("bfloat16"), CPU) == torch.float32
+    assert choose_dtype("auto", said("bfloat16"), CUDA) == torch.bfloat16
+    assert choose_dtype("bfloat16", said("bfloat16"), CPU) == torch.bfloat16
+
+
+def test_the_model_has_the_dtype(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert LLM(checkpoint).dtype == torch.float32
     checkpoint.config["dtype"] = "bfloat16"
     llm = LLM(checkpoint, device="cpu")

@@ -39,14 +39,20 @@ def choose_device(device: str | torch.device) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """ "auto": the dtype in the checkpoint's config, else that of its last norm; float32 for float16 on a CPU."""
+    """ "auto": the dtype in the checkpoint's config, else that of its last norm; float32 where a CPU is slow in it."""
     if dtype == "auto":
         said = DTYPES.get(str(checkpoint.config.get("dtype") or "")) or _dtype_of_norm(checkpoint)
-        return torch.float32 if said == torch.float16 and device.type == "cpu" else said
+        return torch.float32 if device.type == "cpu" and said in slow_on_cpu() else said
     chosen = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
     if chosen not in DTYPES.values() or chosen is None:
         raise UsageError(f'dtype={str(dtype)!r}: must be "auto" or one of {", ".join(DTYPES)}')
     return chosen
+
+
+def slow_on_cpu() -> tuple[torch.dtype, ...]:
+    """The dtypes this CPU computes slower than float32: torch's bfloat16 products are fast from AVX-512 on."""
+    without_bfloat16 = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2")
+    return (torch.float16, torch.bfloat16) if without_bfloat16 else (torch.float16,)
 
 
 def _dtype_of_norm(checkpoint: Checkpoint) -> torch.dtype:
