@@ -3,7 +3,7 @@
 problem.py     what is asked (AttentionProblem), with the equations
 work.py        the work list that a plan fills: rows, keys, slots, merges
 backend.py     the interface: legal(), shape(), run(), append()
-cpu.py         blocks of keys, online softmax
+cpu.py         compiled code for single rows (cpu_rows.py), blocks of keys with an online softmax for more
 reference.py   float32 torch, any device: the truth
 """
 

@@ -1,4 +1,4 @@
-"""On a CPU: pages are dequantized a block of keys at a time, scores never leave the cache; float32 online softmax.
+"""On a CPU: items of one row by compiled code (cpu_rows.py); others a block of keys at a time, by an online softmax.
 
     for each item, for each block of keys:
         s = q k^T                                 [kv_heads, groups * rows, keys]
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.cpu_rows import attend_rows
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.reference import (
     append,
@@ -27,10 +28,13 @@ from lowbit.kernels.attention.reference import (
     with_sinks,
 )
 from lowbit.kernels.attention.work import Work, Workspace
+from lowbit.kernels.cpu.engine import unavailable
+from lowbit.kernels.cpu.threads import usable_threads
 from lowbit.packing.paged import PagedTensor
 
 BLOCK_KEYS = 512  # dequantized at a time; a multiple of every page size
 TILE_ROWS = 256  # query rows that meet a block
+UNITS = 4  # items times key heads for each thread, when decoding
 
 
 def attend_item(
@@ -64,6 +68,23 @@ def attend_item(
     return out, (top + total.log()).squeeze(-1)
 
 
+def compiled_from(items: list[dict[str, int]]) -> int:
+    """The first of the items from which on all have one row."""
+    at = len(items)
+    while at and items[at - 1]["rows"] == 1:
+        at -= 1
+    return at
+
+
+def _run_rows(problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace, items: range) -> None:
+    """Items of one row each: all in one call."""
+    out, lse = attend_rows(problem, work, operands, items)
+    slot, row = (x[items.start : items.stop].long() for x in (work.slot, work.row))
+    whole = slot < 0
+    operands.out[row[whole]] = finished(problem, with_sinks(out[whole], lse[whole], operands.sinks))
+    workspace.out[slot[~whole]], workspace.lse[slot[~whole]] = out[~whole], lse[~whole]
+
+
 class Cpu(AttentionBackend):
     name = "cpu"
 
@@ -71,10 +92,14 @@ class Cpu(AttentionBackend):
         return None if problem.device == "cpu" else f"the cache is on {problem.device}"
 
     def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
-        return Shape(tile_rows=TILE_ROWS if prefill else 1, target_items=1, least_keys=BLOCK_KEYS)
+        if prefill:
+            return Shape(TILE_ROWS, 1, BLOCK_KEYS)
+        return Shape(1, -(-UNITS * usable_threads() // problem.kv_heads), BLOCK_KEYS)
 
     def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
-        for item in items_of(work):
+        items = items_of(work)
+        compiled = compiled_from(items) if unavailable() is None else len(items)
+        for item in items[:compiled]:
             rows = slice(item["row"], item["row"] + item["rows"])
             out, lse = attend_item(
                 problem,
@@ -89,6 +114,8 @@ class Cpu(AttentionBackend):
             else:
                 slots = slice(item["slot"], item["slot"] + item["rows"])
                 workspace.out[slots], workspace.lse[slots] = out, lse
+        if compiled < len(items):
+            _run_rows(problem, work, operands, workspace, range(compiled, len(items)))
         merge(problem, work, operands, workspace)
 
     def append(self, new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Items of one query row by compiled code (kernels/cpu/pages.py): what decoding does on a CPU.
+
+One call of the driver for all items, whose units (item, key head) the threads take one after another. A unit's sums
+run in an order of its own, so neither the other items nor the number of threads changes a bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.attention.backend import Operands
+from lowbit.kernels.attention.problem import AttentionProblem
+from lowbit.kernels.attention.work import FIELDS, Work
+from lowbit.kernels.cpu import engine
+from lowbit.kernels.cpu.isa import best
+from lowbit.kernels.cpu.pages import FIELDS as ARGUMENTS
+from lowbit.kernels.cpu.pages import PAD, PageSpec, attend_pages
+from lowbit.kernels.cpu.plan import launcher
+from lowbit.kernels.cpu.threads import openmp, usable_threads
+
+
+def spec_of(problem: AttentionProblem) -> PageSpec:
+    """What the compiled kernel of a problem depends on."""
+    return PageSpec(
+        problem.head_dim,
+        problem.kv_heads,
+        problem.groups,
+        problem.page_size,
+        problem.key,
+        problem.value,
+        problem.window or 0,
+        problem.soft_cap or 0.0,
+        problem.alibi,
+    )
+
+
+def attend_rows(problem: AttentionProblem, work: Work, operands: Operands, some: range) -> tuple[Tensor, Tensor]:
+    """Some of the items, each of one row.
+
+    -> out [items, heads, head_dim] in the basis of the values, lse [items, heads]; both fp32. An item without keys has
+    out = 0 and lse = -inf.
+    """
+    fields = {name: getattr(work, name)[some.start : some.stop] for name in FIELDS}
+    items, rows = len(some), int(work.counts[1])
+    query = problem.key.rotate(operands.query[:rows].float()) * problem.scale_value
+    room = -(-int((fields["end"] - fields["start"]).max()) // PAD) * PAD + PAD
+    scores = torch.empty(items * problem.heads * room)
+    out = torch.zeros(items, problem.heads, problem.head_dim)
+    top = torch.full((items, problem.heads), float("-inf"))
+    total = torch.zeros(items, problem.heads)
+    tensors = {
+        "query": query, **{name: fields[name] for name in ("row", "table", "start", "end")}, "position": work.position,
+        "page_table": work.page_table, "keys": operands.key.codes, "key_scales": operands.key.scales,
+        "values": operands.value.codes, "value_scales": operands.value.scales, "slopes": operands.slopes,
+        "scores": scores, "out": out, "top": top, "total": total,
+    }  # fmt: skip
+    numbers = {"pages": work.limits.pages, "room": room}
+    words = [numbers[name] if name in numbers else _address(tensors[name]) for name in ARGUMENTS]
+    arguments = (ctypes.c_int64 * len(words))(*words)
+    function = engine.engine().address(attend_pages(best(), spec_of(problem)))
+    record = (ctypes.c_int64 * 8)(function, ctypes.addressof(arguments), items * problem.kv_heads, 1, 0, 0, 0, 0)
+    launcher()(ctypes.addressof(record), 1, usable_threads(), *openmp())
+    return out, top + total.log()
+
+
+def _address(tensor: Tensor | None) -> int:
+    if tensor is None:
+        return 0
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()

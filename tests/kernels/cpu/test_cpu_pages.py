@@ -1,0 +1,85 @@
+"""Attention over pages as compiled code: every instruction set that is here, and building for the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lowbit.attention import AttentionProblem, DecodePlan, PagedCache
+from lowbit.formats.kv import KV_FORMATS, kv_format
+from lowbit.kernels.attention import NewTokens, cpu_rows
+from lowbit.kernels.cpu.engine import compile_object
+from lowbit.kernels.cpu.isa import INSTRUCTION_SETS, available
+from lowbit.kernels.cpu.pages import attend_pages
+
+TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu", "": "x86_64-unknown-linux-gnu"}
+HERE = [row.name for row in available()]
+
+
+def problem_of(key: str, value: str, **options: object) -> AttentionProblem:
+    sizes = {"heads": 10, "kv_heads": 2, "head_dim": 80, "page_size": 16, "dtype": torch.float32, **options}
+    return AttentionProblem(key=kv_format(key), value=kv_format(value), **sizes)  # type: ignore[arg-type]
+
+
+def outputs(problem: AttentionProblem, backends: tuple[str, ...], nan: bool = False) -> list[torch.Tensor]:
+    cache = PagedCache(
+        layers=1, kv_heads=problem.kv_heads, head_dim=problem.head_dim, pages=20, page_size=16, key=problem.key,
+        value=problem.value,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    sequences = [cache.add() for _ in range(3)]
+    for sequence, tokens in zip(sequences, (5, 150, 1), strict=True):
+        slots = cache.extend([sequence], [tokens]).slots("cpu")
+        key, value = (torch.randn(tokens, 2, problem.head_dim, generator=generator) for _ in range(2))
+        if nan:
+            key[tokens // 2, 0, 3] = float("nan")
+        cache.append(0, NewTokens(torch.zeros(tokens, problem.heads, problem.head_dim), key, value, slots))
+    query = torch.randn(3, problem.heads, problem.head_dim, generator=generator)
+    slopes = torch.rand(problem.heads, generator=generator) if problem.alibi else None
+    results = []
+    for name in backends:
+        plan = DecodePlan(problem, max_requests=4, max_length=200, backend=name, fixed_split=64)
+        plan.plan(cache.batch(sequences))
+        results.append(plan.run(0, cache, query, slopes=slopes))
+    return results
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("name", KV_FORMATS)
+def test_formats(isa: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_rows, "best", lambda: INSTRUCTION_SETS[isa])
+    ours, reference = outputs(problem_of(name, name), ("cpu", "reference"))
+    torch.testing.assert_close(ours, reference, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_options(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_rows, "best", lambda: INSTRUCTION_SETS[isa])
+    for options in ({"window": 33}, {"soft_cap": 2.0}, {"alibi": True}, {"heads": 32}, {"heads": 2}, {"head_dim": 32}):
+        ours, reference = outputs(problem_of("int4", "int8_asym", **options), ("cpu", "reference"))
+        torch.testing.assert_close(ours, reference, atol=4e-6, rtol=1e-5)
+
+
+def test_what_is_not_a_number_stays() -> None:
+    ours, _ = outputs(problem_of("fp8", "fp16"), ("cpu", "reference"), nan=True)
+    assert ours[:, :5].isnan().all() and torch.isfinite(ours[:, 5:]).all()  # heads of the damaged key head
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_builds(isa: str) -> None:
+    row = INSTRUCTION_SETS[isa]
+    for key, value in (("int4", "fp8"), ("fp16", "int8_asym")):
+        spec = cpu_rows.spec_of(problem_of(key, value, window=9, soft_cap=3.0, alibi=True))
+        assert compile_object(attend_pages(row, spec), TRIPLES[row.machine], jit=False)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    problem, threads = problem_of("int8", "int4"), torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results += outputs(problem, ("cpu",))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
