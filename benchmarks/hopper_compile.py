@@ -9,27 +9,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from lowbit.formats import parse_format
-from lowbit.kernels.gpu.dense_plan import MAXNREG, DenseConfig, dense_plan
-from lowbit.kernels.gpu.large_plan import LargeConfig, large_plan
-from lowbit.kernels.gpu.plan import HopperConfig, Plan, plan_for
+from lowbit.kernels.gpu.builds import build_for
+from lowbit.kernels.gpu.dense_plan import DenseConfig
+from lowbit.kernels.gpu.large_plan import LargeConfig
+from lowbit.kernels.gpu.plan import TileConfig
 
-Config = HopperConfig | LargeConfig | DenseConfig
+Config = TileConfig | LargeConfig | DenseConfig
 Job = tuple[Config, str, str]  # configuration, format, type of x: "fp16" or "bf16"
 
 
 def compile_one(job: Job) -> None:
-    from lowbit.kernels.gpu.build import build
-
     config, name, x_type = job
-    weight_format = parse_format(name)
-    if isinstance(config, DenseConfig):
-        build(dense_plan(weight_format, x_type), x_type, MAXNREG)
-        return
-    if isinstance(config, LargeConfig):
-        plan: Plan = large_plan(config, weight_format, x_type, False, True)
-    else:
-        plan = plan_for(config, weight_format, x_type, False)
-    build(plan, x_type, config.maxnreg)
+    build_for(config, parse_format(name), x_type)
 
 
 def _kernel_of(config: Config) -> Config:

@@ -1,6 +1,7 @@
 """GPU matmul beside cuBLAS and, where it is installed, Humming: microseconds a launch, weights from memory.
 
     python benchmarks/matmul.py --peers          figures -> benchmarks/results/<device>/matmul.json
+    python benchmarks/matmul.py --kernel portable --name matmul_portable
     python benchmarks/matmul.py --format int2_g128,int3_g128,mxfp4,nf4_g64 --m 1,16 --name formats
     python benchmarks/matmul.py --perm --shapes 8192x28672,28672x4096,4096x4096 --m 1,8,16 --name perm
 
@@ -14,9 +15,11 @@ it is timed.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +32,15 @@ from lowbit.formats import parse_format, quantize
 from lowbit.formats.element import Float, Ternary
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
-from lowbit.kernels.gpu.hopper import X_TYPES
-from lowbit.kernels.gpu.plan import HopperConfig
+from lowbit.kernels.gpu.plan import TileConfig
+from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 from record import save
 
 SHAPES = [(8192, 28672), (28672, 4096), (6144, 4096), (4096, 14336), (4096, 4096)]
 READ_TBS, NOMINAL_TBS, TFLOPS = 4.45, 4.8, 790.0
 COPIES_BYTES = 320e6
+PEERS = Path(__file__).parent / "peers" / "h200.json"
 
 
 def copies_of(weight_bytes: float) -> int:
@@ -110,7 +114,7 @@ def humming_layer(weight: PackedWeight, dtype: torch.dtype) -> Any:
 
 
 def rows_for(
-    n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool, perm: bool
+    n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool, perm: bool, kernel: str
 ) -> list[dict[str, Any]]:
     """Measure one shape and format at several numbers of tokens. perm: beside the same weight in act-order."""
     copies = copies_of(n * k * parse_format(name).bits / 8)
@@ -121,10 +125,10 @@ def rows_for(
     rows = []
     for m in tokens:
         x = torch.randn(m, k, device="cuda").to(dtype)
-        y = lowbit.matmul(x, weights[0])
+        y = lowbit.matmul(x, weights[0], backend=kernel)
         error = float((y.float() - x.float() @ truth.t()).norm() / y.float().norm())
         assert error < (1e-3 if dtype == torch.float16 else 8e-3), f"wrong result: relative error {error}"
-        us = launch_us(lambda x=x: [lowbit.matmul(x, w) for w in weights] and None, copies)
+        us = launch_us(lambda x=x: [lowbit.matmul(x, w, backend=kernel) for w in weights] and None, copies)
         floor = floor_us(weights[0], m)
         stream = (weights[0].nbytes + 2 * m * (n + k)) / us / 1e6
         row = {"format": name, "dtype": str(dtype)[6:], "n": n, "k": k, "m": m, "us": us, "floor_us": floor}
@@ -132,32 +136,45 @@ def rows_for(
         if perm:
             orders = [torch.randperm(k, device="cuda") for _ in weights]
             ordered = [replace(w, perm=order) for w, order in zip(weights, orders, strict=True)]
-            assert torch.equal(lowbit.matmul(x, ordered[0]), lowbit.matmul(x.index_select(1, orders[0]), weights[0]))
-            row["perm_us"] = launch_us(lambda x=x, w=ordered: [lowbit.matmul(x, o) for o in w] and None, copies)
+            plain = lowbit.matmul(x.index_select(1, orders[0]), weights[0], backend=kernel)
+            assert torch.equal(lowbit.matmul(x, ordered[0], backend=kernel), plain)
+            row["perm_us"] = launch_us(
+                lambda x=x, w=ordered: [lowbit.matmul(x, o, backend=kernel) for o in w] and None, copies
+            )
             row["perm_over_plain"] = row["perm_us"] / us
         if wide:
             row["cublas_us"] = launch_us(lambda x=x: [torch.mm(x, w.t()) for w in wide] and None, len(wide))
         if layers:
             row["humming_us"] = launch_us(lambda x=x: [layer(x) for layer in layers] and None, copies)
         problem = Problem.of(weights[0], m=m, x_dtype=dtype)
-        row["config"] = asdict(choose(problem).config)
+        row["config"] = asdict(choose(problem, kernel).config)
+        if known := published_marlin_us(n, k, m, name):
+            row["vllm_marlin_bf16_us"] = known
         rows.append(row)
         print(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items() if k != "config"))
     assert workspace.is_empty()
     return rows
 
 
-def jobs_for(shapes: list[tuple[int, ...]], names: list[str], tokens: list[int], dtype: torch.dtype) -> list[Job]:
+def jobs_for(
+    shapes: list[tuple[int, ...]], names: list[str], tokens: list[int], dtype: torch.dtype, kernel: str
+) -> list[Job]:
     """The kernels that rows_for will launch."""
     jobs = []
     for n, k in shapes:
         for name in names:
             for m in tokens:
                 problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
-                config = choose(problem).config
-                if isinstance(config, HopperConfig):
+                config = choose(problem, kernel).config
+                if isinstance(config, TileConfig):
                     jobs.append((config, name, X_TYPES[dtype]))
     return jobs
+
+
+def published_marlin_us(n: int, k: int, m: int, name: str) -> float | None:
+    """vLLM's Marlin in bf16 on an H200, where peers/h200.json has the case: of another run, with fewer launches."""
+    rows = json.loads(PEERS.read_text())["w4a16"] if name == "int4_g128" else []
+    return next((row["vllm_marlin_bf16_us"] for row in rows if (row["n"], row["k"], row["m"]) == (n, k, m)), None)
 
 
 def _has_humming() -> bool:
@@ -175,6 +192,7 @@ def main() -> None:
     parser.add_argument("--perm", action="store_true", help="measure each weight in act-order too")
     parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
+    parser.add_argument("--kernel", default="auto", help="hopper, portable; auto takes the fastest")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--name", default="matmul", help="of the record")
     options = parser.parse_args()
@@ -182,10 +200,10 @@ def main() -> None:
     rows = []
     tokens = [int(m) for m in options.m.split(",")]
     names, dtype = options.format.split(","), getattr(torch, options.dtype)
-    compile_all(jobs_for(shapes, names, tokens, dtype))
+    compile_all(jobs_for(shapes, names, tokens, dtype, options.kernel))
     for name in names:
         for n, k in shapes:
-            rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm)
+            rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm, options.kernel)
             torch.cuda.empty_cache()
     device = torch.cuda.get_device_name().lower().split()[-1]
     print(save(device, options.name, rows, method=__doc__))

@@ -72,7 +72,8 @@ def _pairwise(
 ) -> Callable[..., Register]:
     def run(*operands: Register) -> Register:
         split = [_halves(operand) for operand in operands]
-        return _join(*(bits(compute(*(numbers(s[half]) for s in split))) for half in range(2)))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are results like others
+            return _join(*(bits(compute(*(numbers(s[half]) for s in split))) for half in range(2)))
 
     return run
 
@@ -98,10 +99,11 @@ INSTRUCTIONS: dict[str, Callable[..., Register]] = {
     "lop3.b32": _lop3,
     "prmt.b32": _prmt,
     "sub.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a - b),
-    "sub.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a - b),
+    "fma.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b, c: a * b + c),
+    "mul.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a * b),
+    "fma.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b, c: a * b + c),
     "mul.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a * b),
     "mul.f32": lambda a, b: (a.view(np.float32) * b.view(np.float32)).view(np.uint32),
-    "mul.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a * b),
     "cvt.rn.f16x2.e4m3x2": _from_e4m3,
     "cvt.f32.f16": _float_of_half,
     "cvt.rn.bf16x2.f32": lambda upper, lower: _join(*(_bf16_of_float(r) for r in (lower, upper))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import ptx_emulator as emulator
 import pytest
@@ -16,6 +18,7 @@ from lowbit.packing.tiles import PLANES
 
 NUMBERS = {"fp16": emulator.fp16_numbers, "bf16": emulator.bf16_numbers}
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+CAPABILITIES = (90, 80)  # with and without conversions of fp8
 SEVENTHS = Codebook(tuple((i * 37 % 16 - 5) / 7e4 for i in range(16)))  # signs and bits in no order
 ELEMENTS: list[Element] = [
     *(Int(bits) for bits in range(1, 9)), Ternary(), Float(4, 3), Float(5, 2), Float(2, 3), Float(3, 2), Float(2, 1),
@@ -49,12 +52,13 @@ def _decoded(
     zero: np.ndarray | None,
     scale: np.ndarray | None = None,
     times: np.ndarray | None = None,
+    capability: int = 90,
 ) -> np.ndarray:
     """codes [64, 64] packed as fragments, decoded lane by lane, put back to rows and columns.
 
     zero: [64] or None. scale: e4m3 bytes [64, 4] or None. times: bits of x's type [64], what a row is multiplied by.
     """
-    decode = decode_of(element, x_type, zero is not None, scale is not None)
+    decode = decode_of(element, x_type, zero is not None, scale is not None, capability)
     if times is not None:
         decode = times_scales(decode, x_type)
     inputs = _operands(FRAGMENT.pack(codes, element.bits).numpy().view(np.uint32)[0], element.bits, decode.raised)
@@ -107,7 +111,10 @@ def test_every_code_is_exact_and_in_place(element: Element, x_type: str) -> None
         order = torch.randperm(64 * 64, generator=torch.Generator().manual_seed(seed))
         codes = (order % count).to(torch.uint8).reshape(64, 64)  # every code, in every place sooner or later
         expected = numbers[codes.numpy()]
-        assert np.array_equal(_decoded(element, x_type, codes, None), expected, equal_nan=True)
+        for capability in CAPABILITIES:
+            found = _decoded(element, x_type, codes, None, capability=capability)
+            assert np.array_equal(found, expected, equal_nan=True)
+            assert np.array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(expected)[~np.isnan(found)])
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])
@@ -131,7 +138,21 @@ def test_every_e2m1_code_with_every_e4m3_scale_is_exact(x_type: str) -> None:
     codes = (torch.arange(64) % 16).to(torch.uint8).repeat(64, 1)
     scale = np.arange(256).reshape(64, 4)
     expected = numbers[codes.numpy()] * np.repeat(scale_numbers[scale], 16, axis=1)
-    assert np.array_equal(_decoded(element, x_type, codes, None, scale), expected, equal_nan=True)
+    for capability in CAPABILITIES:
+        assert np.array_equal(
+            _decoded(element, x_type, codes, None, scale, capability=capability), expected, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
+@pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)
+def test_instructions_are_there_on_every_chip(element: Element, x_type: str) -> None:
+    for zero, scaled in (
+        [(False, False)] + [(True, False)] * isinstance(element, Int) + [(False, element == Float(2, 1))]
+    ):
+        text = decode_of(element, x_type, zero, scaled, 80).text
+        assert "e4m3x2" not in text  # from 8.9 on
+        assert not re.search(r"(add|sub|mul)\.rn\.bf16x2", text)  # from 9.0 on
 
 
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])

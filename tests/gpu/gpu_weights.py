@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,13 +16,16 @@ from torch import Tensor
 from lowbit.dispatch.tuned import table
 from lowbit.formats import QuantizedTensor, Zero, parse_format, quantize
 from lowbit.formats.element import Codebook
-from lowbit.kernels import Problem
+from lowbit.kernels import Problem, get_family
+from lowbit.kernels.gpu.builds import build_for
 from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.heuristic import choose_config
-from lowbit.kernels.gpu.large_plan import LargeConfig, fitting, large_plan
+from lowbit.kernels.gpu.large_plan import LargeConfig, fitting
 from lowbit.kernels.gpu.large_shapes import choose_large
-from lowbit.kernels.gpu.plan import HopperConfig, Plan, plan_for
+from lowbit.kernels.gpu.plan import TileConfig
+from lowbit.kernels.gpu.portable_heuristic import choose_config as choose_portable
+from lowbit.kernels.gpu.portable_plan import CHIPS
 from lowbit.packing import PackedWeight, pack_as
 
 FORMATS = [
@@ -41,73 +46,75 @@ LEVELS_AND_ZEROS = [
 PLANES_AND_TABLES += LEVELS_AND_ZEROS
 FORMATS += PLANES_AND_TABLES
 ONE_LEVEL = [name for name in FORMATS if illegal_one_level(parse_format(name)) is None]  # with many tokens too
+Case = tuple[TileConfig | LargeConfig, str, str, bool]  # configuration, format, type of x, whether there is a bias
+Job = tuple[TileConfig | LargeConfig, str, str, bool, int]  # and the compute capability
+TOKENS = {"hopper": (8, 16, 32, 64), "portable": (8, 16, 32, 64, 128)}  # of tiles
 ODD_SIZE = (517, 332)  # no multiple of a tile, a group or 8
 SEVERAL_TILES = ["int4_g128", "int4_g64_asym", "int8_g128"]  # also tested with many tokens
 
 
-def default_config(name: str, m: int, n: int = 4096, k: int = 4096, *, invariant: bool = False) -> HopperConfig:
-    """What the heuristic gives for a weight [n, k]."""
+def default_config(
+    name: str, m: int, n: int = 4096, k: int = 4096, *, invariant: bool = False, kernel: str = "hopper"
+) -> TileConfig:
+    """What the heuristic of a kernel gives for a weight [n, k] on an H200."""
     half = torch.float16
-    return choose_config(
-        Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda", batch_invariant=invariant)
-    )
+    problem = Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda", batch_invariant=invariant)
+    return choose_config(problem) if kernel == "hopper" else choose_portable(problem, CHIPS[90], 132)
 
 
-def shipped() -> list[HopperConfig]:
-    """Every configuration the tables and the heuristic can give for int4_g128."""
+def shipped(kernel: str) -> list[TileConfig]:
+    """Every configuration the tables and the heuristic of a kernel can give for int4_g128 on an H200."""
+    kind = get_family(kernel).config_type
     rows = table("nvidia_h200.json").items()
-    found = [HopperConfig(family, **values) for (family, *_), values in rows if family == "hopper"]
-    for m in (8, 16, 32, 64):
+    found = [kind(family, **values) for (family, *_), values in rows if family == kernel]
+    for m in TOKENS[kernel]:
         for n in (4096, 28672):
-            found += [default_config("int4_g128", m, n), default_config("int4_g128", m, n, invariant=True)]
+            found += [default_config("int4_g128", m, n, invariant=on, kernel=kernel) for on in (False, True)]
     return sorted(set(found), key=str)
 
 
-Job = tuple[HopperConfig | LargeConfig, str, str, bool]
-
-
-def compile_one(job: Job) -> None:
-    from lowbit.kernels.gpu.build import build
-
-    config, name, x_type, bias = job
-    weight_format = parse_format(name)
-    if isinstance(config, LargeConfig):
-        plan: Plan = large_plan(config, weight_format, x_type, bias, True)
-    else:
-        plan = plan_for(config, weight_format, x_type, bias)
-    build(plan, x_type, config.maxnreg)
-
-
-def large_jobs() -> list[Job]:
+def large_jobs() -> list[Case]:
     """Kernels for many tokens that the tests launch."""
     half = torch.float16
 
     def config(name: str, m: int) -> LargeConfig:
         return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", half, half, "cuda"))
 
-    jobs: list[Job] = [(config(name, 65), name, "fp16", False) for name in ONE_LEVEL]
+    jobs: list[Case] = [(config(name, 65), name, "fp16", False) for name in ONE_LEVEL]
     jobs += [(config(name, m), name, x, False) for name in SEVERAL_TILES for m in (1, 65) for x in ("fp16", "bf16")]
     jobs.append((config("int4_g128", 65), "int4_g128", "fp16", True))
     for block_m, row_blocks in ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1), (256, 1)):
         tile = replace(config("int4_g128", 65), block_m=block_m, row_blocks=row_blocks, stages=8)
         jobs.append((fitting(tile, parse_format("int4_g128")), "int4_g128", "fp16", False))
-    return [(replace(job[0], band=1), *job[1:]) for job in jobs]  # type: ignore[arg-type]
+    return [(replace(job[0], band=1, whole_tiles=False), *job[1:]) for job in jobs]  # type: ignore[call-arg]
 
 
-def compile_all() -> None:
-    """Compile what the tests launch on all cores, into Triton's cache."""
-    jobs: list[Job] = [(config, "int4_g128", "fp16", False) for config in shipped()]
-    jobs += [(default_config("int4_g128", m), "int4_g128", "fp16", True) for m in (8, 32, 64)]
+def few_jobs(kernel: str) -> list[Case]:
+    """Kernels for few tokens that the tests launch."""
+    default = partial(default_config, kernel=kernel)
+    jobs: list[Case] = [(config, "int4_g128", "fp16", False) for config in shipped(kernel)]
+    jobs += [(default("int4_g128", m), "int4_g128", "fp16", True) for m in (8, 32, 64)]
     for x_type in ("fp16", "bf16"):
-        jobs += [(default_config(name, 8), name, x_type, False) for name in FORMATS]
-        jobs += [(default_config(name, m), name, x_type, False) for name in SEVERAL_TILES for m in (8, 16, 32, 64)]
-    jobs += [
-        (default_config(name, m, *ODD_SIZE), name, "fp16", False) for name in PLANES_AND_TABLES for m in (8, 32, 64)
-    ]
-    jobs += large_jobs()
-    jobs += [(replace(config, whole_tiles=False), *rest) for config, *rest in set(jobs)]  # type: ignore[list-item]
+        jobs += [(default(name, 8), name, x_type, False) for name in FORMATS]
+        jobs += [(default(name, m), name, x_type, False) for name in SEVERAL_TILES for m in TOKENS[kernel]]
+    jobs += [(default(name, m, *ODD_SIZE), name, "fp16", False) for name in PLANES_AND_TABLES for m in (8, 32, 64)]
+    # who shares what is no part of the kernel
+    return [(replace(job[0], whole_tiles=False, even_runs=False), *job[1:]) for job in jobs]  # type: ignore[call-arg]
+
+
+def compile_one(job: Job) -> None:
+    config, name, x_type, bias, capability = job
+    build_for(config, parse_format(name), x_type, bias, capability)
+
+
+def compile_all(kernels: Collection[str]) -> None:
+    """Compile what the tests of some kernels launch on all cores, into Triton's cache."""
+    major, minor = torch.cuda.get_device_capability()
+    cases = [case for kernel in kernels for case in few_jobs(kernel)]
+    cases += large_jobs() if "hopper" in kernels else []
+    jobs = {(*case, 10 * major + minor) for case in cases}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_one, set(jobs)))
+        list(pool.map(compile_one, jobs))
 
 
 def random_quantized(n: int, k: int, name: str, seed: int = 0) -> QuantizedTensor:

@@ -16,6 +16,7 @@ FAMILIES: dict[str, str] = {
     "dequantize": "lowbit.kernels.gpu.dense",
     "hopper_large": "lowbit.kernels.gpu.large",
     "hopper": "lowbit.kernels.gpu.hopper",
+    "portable": "lowbit.kernels.gpu.portable",
     "cpu": "lowbit.kernels.cpu.family",
     "reference": "lowbit.kernels.reference",
     "cpu_a8": "lowbit.kernels.cpu.family_a8",  # after the reference: rounds x to 8 bits, so only by name

@@ -6,6 +6,8 @@ compat.py          everything that differs between Triton versions
 hopper_body.py     the kernel for sm_90a; imports Triton, so it loads only when something is compiled
 hopper_multiply.py its products by `wgmma`; mma.py those by `mma`; weights.py their weights, from words to numbers
 sums.py            the end of a tile: partial sums of several CTAs, and y
+portable*.py       the same on other GPUs: family, kernel, plan, heuristic
+work.py            what both do before a launch
 plan.py            what the kernel is compiled for: tile, pipeline, format
 build.py           a plan -> machine code, with or without a GPU
 driver.py          libcuda through ctypes: modules, tensor maps, launches

@@ -27,9 +27,12 @@ VERSION: tuple[int, int] = tuple(int(part) for part in triton.__version__.split(
 
 # Renamed in 3.7: one name here for both.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+cp_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 copy_to_shared = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_from_shared = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 store_wait = tma.store_wait
+cp_async_commit = async_copy.commit_group
+cp_async_wait = async_copy.wait_group
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU
 
@@ -109,6 +112,9 @@ __all__ = [
     "compile_plain",
     "copy_from_shared",
     "copy_to_shared",
+    "cp_async",
+    "cp_async_commit",
+    "cp_async_wait",
     "fence_async_shared",
     "gdc_launch_dependents",
     "gdc_wait",

@@ -17,8 +17,9 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.dense_plan import BLOCK_K, MAXNREG, NAME, ROW_BLOCKS, DenseConfig, dense_plan
 from lowbit.kernels.gpu.form import illegal_one_level
-from lowbit.kernels.gpu.hopper import X_TYPES, unserved_device
+from lowbit.kernels.gpu.hopper import unserved_device
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
+from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import BLOCK, blocks

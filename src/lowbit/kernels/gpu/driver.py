@@ -111,9 +111,14 @@ def write_map(target: int, encoded: bytes) -> None:
 
 
 class Launch:
-    """One kernel with its arguments. `slots` holds the size in bytes of each argument, in the kernel's order."""
+    """One kernel with its arguments. `slots` holds the size in bytes of each argument, in the kernel's order.
 
-    def __init__(self, function: ctypes.c_void_p, slots: Sequence[int], threads: int, smem_bytes: int) -> None:
+    dependent: it may start before the kernel in front of it has ended, and waits for that one itself (from sm_90 on).
+    """
+
+    def __init__(
+        self, function: ctypes.c_void_p, slots: Sequence[int], threads: int, smem_bytes: int, dependent: bool = True
+    ) -> None:
         self.function = function
         offsets = []
         at = 0
@@ -129,7 +134,7 @@ class Launch:
         self._attribute = _Attribute(_SERIALIZATION, b"", (1).to_bytes(4, "little"))
         self.config = _LaunchConfig((1, 1, 1), (threads, 1, 1), smem_bytes)
         self.config.attributes = ctypes.pointer(self._attribute)
-        self.config.attribute_count = 1
+        self.config.attribute_count = int(dependent)
         self._config = ctypes.byref(self.config)
         self._grid = self.config.grid
         self._launch = library().cuLaunchKernelEx
@@ -140,7 +145,7 @@ class Launch:
         _WORDS[len(values)].pack_into(self._memory, self.addresses[slot] - self._start, *values)
 
     def __call__(self, ctas: int, stream: int) -> None:
-        """Start on a stream, allowed to begin before the kernel in front of it ends."""
+        """Start on a stream."""
         if (ctas, stream) != self._last:
             self._grid[0] = ctas
             self.config.stream = stream

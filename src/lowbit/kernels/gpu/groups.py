@@ -12,7 +12,11 @@ def _numbers(values, KIND: gl.constexpr):
     if KIND == "e8m0":
         return as_float(values)
     elif KIND == "e4m3":
-        return values.to(gl.float8e4nv, bitcast=True).to(gl.float32)
+        whole = values.to(
+            gl.int32
+        )  # older cards have no conversion: exponent and mantissa to their places, times 2^120
+        number = ((whole & 0x7F) << 20 | (whole & 0x80) << 24).to(gl.float32, bitcast=True) * 1.329227995784916e36
+        return gl.where((whole & 0x7F) == 0x7F, float("nan"), number)
     elif values.dtype == gl.uint8:  # beside 2^23 an integer is a float: quicker than a conversion
         whole = values.to(gl.int32)
         if KIND == "i6" or KIND == "i8":

@@ -26,13 +26,12 @@ from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
-from lowbit.packing.fragment import BLOCK
 from lowbit.packing.tiles import PLANES
 
-X_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 REGISTERS = 65536  # of a multiprocessor
 _KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
@@ -118,8 +117,6 @@ class Prepared:
         self._values = values  # kept: the launch holds their addresses
         self._super = 0 if values.super_tensor is None else values.super_tensor.data_ptr()
         bind_weight(launch, self._maps, binary.maps, weight, rows)
-        self.k_tiles = -(-self.k // config.block_k)
-        self.n_tiles = -(-self.n // (BLOCK * config.row_blocks))
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
 
     def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
@@ -145,15 +142,8 @@ class Prepared:
 
     def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
         """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
-        config = self.config
-        m_tiles = -(-m // config.block_m)
-        grain = self.k_tiles if config.whole_tiles else 1
-        grains = self.n_tiles * m_tiles * self.k_tiles // grain
-        ctas = min(self.most_ctas, grains)
-        if config.even_runs:
-            ctas = -(-grains // -(-grains // ctas))
-        words = ctas * BLOCK * config.row_blocks * config.block_m
-        return ctas, words, (self._super, m, self.n, self.k_tiles, m_tiles, grains // ctas, grains % ctas, grain)
+        ctas, words, *rest = share_out(self.config, m, self.n, self.k, self.most_ctas)
+        return ctas, words, (self._super, m, self.n, *rest)
 
     def _set_x(self, x: Tensor, m: int) -> None:
         key = (x.data_ptr(), m)

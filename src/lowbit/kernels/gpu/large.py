@@ -20,10 +20,11 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.gather import readable
-from lowbit.kernels.gpu.hopper import X_TYPES, multiprocessors, unserved_device
+from lowbit.kernels.gpu.hopper import multiprocessors, unserved_device
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
 from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
+from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight

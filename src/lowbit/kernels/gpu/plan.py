@@ -15,7 +15,6 @@ from lowbit.kernels.problem import KernelConfig
 from lowbit.packing.tiles import PLANES
 
 NAME = "hopper"
-SCALE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "e4m3": 1}  # of scales in one level
 FRAGMENT_COLUMNS = 16  # of one product of the tensor cores: smaller than a chunk, the least that is decoded
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 
@@ -123,8 +122,14 @@ class Plan:
     SCALED: bool = False  # the decode multiplies by the scales of groups of any size
 
 
-def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) -> Plan:  # noqa: A002
-    """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
+def plan_for(
+    config: TileConfig,
+    format: WeightFormat,  # noqa: A002
+    x_type: str,
+    bias: bool,
+    capability: int = 90,
+) -> Plan:
+    """The plan of a legal configuration for a compute capability. x_type: "fp16" or "bf16"."""
     form = kernel_form(format)
     mine = config.block_k // config.splits  # columns of a unit that one partition multiplies
     size = form.grouping.size if isinstance(form.grouping, Along) else mine
@@ -132,7 +137,7 @@ def plan_for(config: TileConfig, format: WeightFormat, x_type: str, bias: bool) 
     group = mine if inside else size  # columns whose products are summed before they are scaled
     chunk = min(config.chunk, max(group, 2 * FRAGMENT_COLUMNS), mine)
     on_sums = form.zero in (Zero.FLOAT, Zero.MIN)
-    decode = decode_of(form.levels if on_sums else form.element, x_type, form.zero is Zero.INT, inside)
+    decode = decode_of(form.levels if on_sums else form.element, x_type, form.zero is Zero.INT, inside, capability)
     zero = {Zero.NONE: "none", Zero.FLOAT: "float", Zero.MIN: "minimum"}.get(form.zero)
     super_scale, columns = form.scale.super, super_columns(form)
     of_tensor = super_scale is not None and columns is None

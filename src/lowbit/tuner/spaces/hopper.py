@@ -19,8 +19,9 @@ from lowbit.kernels import KernelConfig, Problem
 from lowbit.kernels.gpu.decode import decode_of
 from lowbit.kernels.gpu.fit import SMEM_SM
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
-from lowbit.kernels.gpu.hopper import REGISTERS, X_TYPES, illegal_config
+from lowbit.kernels.gpu.hopper import REGISTERS, illegal_config
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, smem_bytes, stage_bytes
+from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
 MOST_STAGES = 10

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from lowbit.hardware import RATES, gpu
 from lowbit.kernels import KernelConfig, Problem, get_family
-from lowbit.kernels.gpu.hopper import X_TYPES
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config, large_plan
+from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
 FEWEST_TOKENS = 33

@@ -155,3 +155,19 @@ class Lines:
     def bytes_of(self, a: str, b: str | int, selector: int | str, to: str | None = None) -> str:
         """Bytes of a (0 to 3) and b (4 to 7), by the nibbles of the selector; plus 8: the byte's sign in every bit."""
         return self.add("prmt.b32", a, b, selector, to=to)
+
+    def minus(self, x_type: str, number: str, taken: str | int) -> None:
+        """number -= taken, pairwise."""
+        if isinstance(taken, int):
+            taken = self.constant(taken)
+        if x_type == "fp16":
+            self.add("sub.rn.f16x2", number, taken, to=number)
+        else:  # there is no subtraction of bf16 before compute capability 9.0
+            self.add("fma.rn.bf16x2", taken, self.constant(0xBF80 * TWICE), number, to=number)
+
+    def times(self, x_type: str, number: str, factor: str) -> None:
+        """number *= factor, pairwise."""
+        if x_type == "fp16":
+            self.add("mul.rn.f16x2", number, factor, to=number)
+        else:  # nor a product; the sum with -0 is the product
+            self.add("fma.rn.bf16x2", number, factor, self.constant(0x8000 * TWICE), to=number)

@@ -20,17 +20,38 @@ def decode_e5m2(x_type: str) -> Decode:
     return Decode(tuple(code.lines), 8)
 
 
-def decode_e4m3(x_type: str) -> Decode:
-    """The hardware's own conversion of two e4m3, in half a register, to fp16; with subnormals and NaN."""
+def decode_e4m3(x_type: str, converts: bool = True) -> Decode:
+    """The hardware's own conversion of two e4m3, in half a register, to fp16; with subnormals and NaN.
+
+    converts: whether the hardware has that conversion.
+    """
     code = Lines()
     for i2 in range(2):
         for i1 in range(2):
+            if not converts:
+                nothing = code.constant(0)
+                for b3 in range(2):
+                    upper = code.bytes_of(word(i1, i2), nothing, 0x2404 + 0x1010 * b3)
+                    _finish(code, x_type, _e4m3_by_hand(code, upper), output(i2, i1, b3))
+                continue
             pairs = code.bytes_of(word(i1, i2), word(i1, i2), 0x3120)  # (j0 = 0, 1) of b3 = 0, then of b3 = 1
             for b3 in range(2):
                 code.lines.append(f"mov.b32 {{h0, h1}}, {pairs}")
                 half = code.add("cvt.rn.f16x2.e4m3x2", f"h{b3}")
                 _finish(code, x_type, half, output(i2, i1, b3))
     return Decode(tuple(code.lines), 8)
+
+
+def _e4m3_by_hand(code: Lines, upper: str) -> str:
+    """Two e4m3, each the upper byte of a half, to fp16: exponent and mantissa one place down, then times 2^8.
+
+    The code of NaN, 1.875 there, times 36864 is infinite in fp16, and that times 0 NaN; all other numbers give 0.
+    """
+    sign = code.both(upper, 0x8000 * TWICE)
+    small = code.with_bits(code.right(upper, 1), 0x3F80 * TWICE, sign)
+    large = code.add("mul.rn.f16x2", small, code.constant(0x7880 * TWICE))
+    nothing = code.add("mul.rn.f16x2", large, code.constant(0))
+    return code.add("fma.rn.f16x2", small, code.constant(0x5C00 * TWICE), nothing)
 
 
 def _finish(code: Lines, x_type: str, half: str, out: str) -> None:
@@ -43,12 +64,13 @@ def _finish(code: Lines, x_type: str, half: str, out: str) -> None:
     code.add("cvt.rn.bf16x2.f32", "f1", "f0", to=out)
 
 
-def decode_e2m1(x_type: str, scaled: bool = False) -> Decode:
+def decode_e2m1(x_type: str, scaled: bool = False, converts: bool = True) -> Decode:
     """Sign, exponent and mantissa to their places in a wider float; its exponent lacks the difference of the biases.
 
     Subnormals stay right: they are subnormal in the wider type too. fp16 lacks 2^14, which the sums are given at the
     end; bf16 lacks 2^126, given at once. scaled: each number times an e4m3 scale of its row and 16 columns, exactly: a
     product has six bits and is a multiple of 2^-24. bf16 then gets 2^110 with the scale, and the rest with the sums.
+    converts: whether the hardware converts e4m3.
     """
     mantissa, lacking = {"fp16": (10, 14), "bf16": (7, 126)}[x_type]
     given = 0 if x_type == "fp16" else _WITH_SCALE if scaled else lacking
@@ -56,7 +78,7 @@ def decode_e2m1(x_type: str, scaled: bool = False) -> Decode:
     times = {(b3, i2): "" for b3 in range(2) for i2 in range(2)}
     for b3, i2 in times:
         if scaled:
-            times[b3, i2] = _scale(code, x_type, word(1 + b3, i2))
+            times[b3, i2] = _scale(code, x_type, word(1 + b3, i2), converts)
         elif given:
             times[b3, i2] = code.constant((127 + given << 7) * TWICE)
     for i2 in range(2):
@@ -68,7 +90,7 @@ def decode_e2m1(x_type: str, scaled: bool = False) -> Decode:
                 sign = code.both(code.right(word(0, i2), nibble + 3 - 15), 0x8000 * TWICE)
                 code.with_bits(code.right(word(0, i2), nibble - low), (7 << low) * TWICE, sign, to=out)
                 if times[b3, i2]:
-                    code.add(f"mul.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, times[b3, i2], to=out)
+                    code.times(x_type, out, times[b3, i2])
     return Decode(tuple(code.lines), 4, factor=2.0 ** (lacking - given), scaled=scaled)
 
 
@@ -88,14 +110,17 @@ def decode_fp6(mantissa: int, x_type: str) -> Decode:
                 sign = code.both(code.right(upper, -2), 0x8000 * TWICE)
                 code.with_bits(code.right(upper, 8 - low), (31 << low) * TWICE, sign, to=out)
                 if x_type == "bf16":
-                    code.add("mul.rn.bf16x2", out, code.constant((127 + lacking << 7) * TWICE), to=out)
+                    code.times(x_type, out, code.constant((127 + lacking << 7) * TWICE))
     return Decode(tuple(code.lines), 6, factor=2.0**lacking if x_type == "fp16" else 1.0)
 
 
-def _scale(code: Lines, x_type: str, pair: str) -> str:
+def _scale(code: Lines, x_type: str, pair: str, converts: bool) -> str:
     """Twice the number of an e4m3 byte that stands twice in the lower half of a register; in bf16 times 2^110."""
-    code.lines.append(f"mov.b32 {{h0, h1}}, {pair}")
-    half = code.add("cvt.rn.f16x2.e4m3x2", "h0")
+    if converts:
+        code.lines.append(f"mov.b32 {{h0, h1}}, {pair}")
+        half = code.add("cvt.rn.f16x2.e4m3x2", "h0")
+    else:
+        half = _e4m3_by_hand(code, code.bytes_of(pair, code.constant(0), 0x1404))
     if x_type == "fp16":
         return half
     code.lines += [

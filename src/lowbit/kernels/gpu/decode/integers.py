@@ -47,18 +47,12 @@ def _fields(bits: int, x_type: str, zero: bool, offset: int) -> Decode:
                 taken: str | int = (start | (1 << place >> 1 if signs else offset << place)) * TWICE
                 if zero:
                     taken = word(words_of(bits) + b3, i2)
-                _subtract(code, x_type, out, taken)
+                code.minus(x_type, out, taken)
     for b3 in range(2):
         for i2 in range(2):
             place = _place(bits, x_type, b3, i2, signs)
             zeros.append((TWICE << place, magic(x_type, place) * TWICE))
     return Decode(tuple(code.lines), bits, tuple(zeros) if zero else (), raised=signs)
-
-
-def _subtract(code: Lines, x_type: str, out: str, taken: str | int) -> None:
-    if isinstance(taken, int):
-        taken = code.constant(taken)
-    code.add(f"sub.rn.{'f16x2' if x_type == 'fp16' else 'bf16x2'}", out, taken, to=out)
 
 
 def _nibbles_of_three(code: Lines) -> list[str]:
@@ -98,7 +92,7 @@ def _bytes(bits: int, x_type: str, zero: bool, offset: int) -> Decode:
                 out = output(i2, i1, b3)
                 code.bytes_of(words[i2][b3], upper, 0x4240 + 0x0101 * i1, to=out)
                 taken = word(words_of(bits) + b3, i2) if zero else (start | offset) * TWICE
-                _subtract(code, x_type, out, taken)
+                code.minus(x_type, out, taken)
     return Decode(tuple(code.lines), bits, ((TWICE, start * TWICE),) * 4 if zero else ())
 
 
@@ -111,7 +105,7 @@ def _int8_fp16(zero: bool) -> Decode:
             for b3 in range(2):
                 out = output(i2, i1, b3)
                 code.bytes_of(word(i1, i2), upper, 0x4240 + 0x0101 * b3, to=out)
-                _subtract(code, "fp16", out, word(2 + b3, i2) if zero else 0x64806480)  # 1152
+                code.minus("fp16", out, word(2 + b3, i2) if zero else 0x64806480)  # 1152
     return Decode(tuple(code.lines), 8, ((TWICE, 0x64006400),) * 4 if zero else ())
 
 
@@ -129,7 +123,7 @@ def _int8_bf16(zero: bool) -> Decode:
                 byte = code.bytes_of(word(i1, i2), upper, 0x4240 + 0x0101 * b3)
                 code.both(byte, 0x437F437F, to=out)
                 taken = code.add("lop3.b32", byte, 0x00800080, 0x43804380, 0x28)  # (a ^ b) & c
-                _subtract(code, "bf16", out, taken)
+                code.minus("bf16", out, taken)
                 if zero:
-                    _subtract(code, "bf16", out, word(2 + b3, i2))
+                    code.minus("bf16", out, word(2 + b3, i2))
     return Decode(tuple(code.lines), 8, zero_numbers=zero)

@@ -18,13 +18,15 @@ class Row(NamedTuple):
     name: str
     serves: Callable[[Any], bool]
     decode: Callable[[Any, str, bool], Decode]  # element, type of x, whether there is an integer zero point
+    before_89: Callable[[Any, str], Decode] | None = None  # for compute capabilities that do not convert fp8
 
 
 DECODES = (
     Row("int1 to int8", lambda e: isinstance(e, Int | UnsignedInt),
         lambda e, x, zero: decode_integer(e.bits, x, zero, e.offset if isinstance(e, Int) else 0)),
     Row("ternary", lambda e: isinstance(e, Ternary), lambda e, x, _: decode_integer(e.bits, x, False, 1)),
-    Row("fp8_e4m3", lambda e: e == Float(4, 3), lambda _, x, __: decode_e4m3(x)),
+    Row("fp8_e4m3", lambda e: e == Float(4, 3), lambda _, x, __: decode_e4m3(x),
+        lambda _, x: decode_e4m3(x, converts=False)),
     Row("fp8_e5m2", lambda e: e == Float(5, 2), lambda _, x, __: decode_e5m2(x)),
     Row("fp6_e2m3", lambda e: e == Float(2, 3), lambda _, x, __: decode_fp6(3, x)),
     Row("fp6_e3m2", lambda e: e == Float(3, 2), lambda _, x, __: decode_fp6(2, x)),
@@ -33,6 +35,7 @@ DECODES = (
         lambda e, x, _: decode_table(e.entries, x)),
 )  # fmt: skip
 
+CONVERTS_FP8 = 89
 SCALED_ELEMENT = Float(2, 1)  # the one whose decode can multiply by e4m3 scales
 SERVED = ", ".join(row.name for row in DECODES)
 
@@ -42,9 +45,15 @@ def is_decoded(element: Element) -> bool:
     return any(row.serves(element) for row in DECODES)
 
 
-def decode_of(element: Element, x_type: str, zero: bool, scaled: bool = False) -> Decode:
-    """The decode of an element that is_decoded. zero: with integer zero points. scaled: times e4m3 scales."""
+def decode_of(element: Element, x_type: str, zero: bool, scaled: bool = False, capability: int = 90) -> Decode:
+    """The decode of an element that is_decoded. zero: with integer zero points. scaled: times e4m3 scales.
+
+    capability: of the GPU, such as 80; from 89 on it converts fp8 itself.
+    """
     if scaled:
         assert element == SCALED_ELEMENT
-        return decode_e2m1(x_type, scaled=True)
-    return next(row for row in DECODES if row.serves(element)).decode(element, x_type, zero)
+        return decode_e2m1(x_type, scaled=True, converts=capability >= CONVERTS_FP8)
+    row = next(row for row in DECODES if row.serves(element))
+    if row.before_89 is not None and capability < CONVERTS_FP8:
+        return row.before_89(element, x_type)
+    return row.decode(element, x_type, zero)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_weights import FORMATS, default_config, random_packed, shipped
@@ -9,7 +11,7 @@ from gpu_weights import FORMATS, default_config, random_packed, shipped
 import lowbit
 from lowbit.kernels import get_family
 from lowbit.kernels.gpu import workspace
-from lowbit.kernels.gpu.plan import NAME, HopperConfig
+from lowbit.kernels.gpu.plan import TileConfig
 from lowbit.packing import PackedWeight
 
 LINKS = 12
@@ -21,7 +23,7 @@ def weights() -> list[PackedWeight]:
     return [random_packed(SIZE, SIZE, "int4_g128", seed) for seed in range(LINKS)]
 
 
-def _check_chain(config: HopperConfig, weights: list[PackedWeight], dtype: torch.dtype) -> None:
+def _check_chain(config: TileConfig, weights: list[PackedWeight], dtype: torch.dtype) -> None:
     """A graph of the chain equals the same launches one by one, with the device idle between them."""
     x = torch.randn(config.block_m, SIZE, device="cuda").to(dtype)
     _chain(config, x, weights)  # compiles
@@ -35,7 +37,7 @@ def _check_chain(config: HopperConfig, weights: list[PackedWeight], dtype: torch
         link = x
         for weight in weights:
             torch.cuda.synchronize()
-            link = get_family(NAME).run(config, link, weight, None)
+            link = get_family(config.family).run(config, link, weight, None)
             expected.append(link)
         for _ in range(5):
             graph.replay()
@@ -46,33 +48,37 @@ def _check_chain(config: HopperConfig, weights: list[PackedWeight], dtype: torch
     assert workspace.is_empty()
 
 
-def _chain(config: HopperConfig, x: torch.Tensor, weights: list[PackedWeight]) -> list[torch.Tensor]:
+def _chain(config: TileConfig, x: torch.Tensor, weights: list[PackedWeight]) -> list[torch.Tensor]:
     results = [x]
     for weight in weights:
-        results.append(get_family(NAME).run(config, results[-1], weight, None))
+        results.append(get_family(config.family).run(config, results[-1], weight, None))
     return results[1:]
 
 
-@pytest.mark.parametrize("config", shipped(), ids=lambda c: str(c).removeprefix("HopperConfig").replace(" ", ""))
-def test_a_chain_in_a_graph_equals_eager(config: HopperConfig, weights: list[PackedWeight]) -> None:
+SHIPPED = [(kernel, config) for kernel in ("hopper", "portable") for config in shipped(kernel)]
+
+
+@pytest.mark.parametrize("kernel,config", SHIPPED, ids=lambda value: str(value).replace(" ", ""))
+def test_a_chain_in_a_graph_equals_eager(kernel: str, config: TileConfig, weights: list[PackedWeight]) -> None:
     _check_chain(config, weights, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_chain_of_every_format_in_a_graph_equals_eager(name: str, dtype: torch.dtype) -> None:
+def test_a_chain_of_every_format_in_a_graph_equals_eager(name: str, dtype: torch.dtype, kernel: str) -> None:
     weights = [random_packed(SIZE, SIZE, name, seed) for seed in range(4)]
-    _check_chain(default_config(name, 8), weights, dtype)
+    _check_chain(default_config(name, 8, kernel=kernel), weights, dtype)
 
 
-def test_two_graphs_replay_beside_each_other(weights: list[PackedWeight]) -> None:
+def test_two_graphs_replay_beside_each_other(weights: list[PackedWeight], kernel: str) -> None:
     xs = [torch.randn(4, SIZE, device="cuda").half() for _ in range(2)]
-    expected = [lowbit.matmul(lowbit.matmul(x, weights[0]), weights[1]) for x in xs]
+    matmul = partial(lowbit.matmul, backend=kernel)
+    expected = [matmul(matmul(x, weights[0]), weights[1]) for x in xs]
     graphs, results = [], []
     for x in xs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results.append(lowbit.matmul(lowbit.matmul(x, weights[0]), weights[1]))
+            results.append(matmul(matmul(x, weights[0]), weights[1]))
         graphs.append(graph)
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()

@@ -1,0 +1,63 @@
+"""Which tile and pipeline of the portable kernel for a problem that nobody measured.
+
+Shared memory decides: as many units in flight as a multiprocessor holds beside the CTAs that its registers allow. More
+tokens take more of both, and are worth it to read more rows of W for each fragment of x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowbit.formats import WeightFormat
+from lowbit.formats.grouping import Along
+from lowbit.kernels.gpu.form import kernel_form
+from lowbit.kernels.gpu.portable_plan import NAME, RESERVED_BYTES, Chip, PortableConfig, smem_bytes
+from lowbit.kernels.problem import Problem
+
+MOST_STAGES = 6
+
+# block_m: for 4 bits; stages are filled in
+_SHAPES = {
+    8: PortableConfig(NAME, 8, 256, 2, ctas_per_sm=4, maxnreg=128),
+    16: PortableConfig(NAME, 16, 256, 2, ctas_per_sm=3, maxnreg=168),
+    32: PortableConfig(NAME, 32, 128, 2, row_blocks=2, ctas_per_sm=3, maxnreg=168),
+    64: PortableConfig(NAME, 64, 128, 2, row_blocks=2, ctas_per_sm=2, maxnreg=255),
+    128: PortableConfig(NAME, 128, 128, 2, ctas_per_sm=2, maxnreg=255),
+}
+
+
+def tile_tokens(m: int) -> int:
+    """Tokens of a tile for m tokens: the least power of two from 8 to 128 that holds them."""
+    return next((tokens for tokens in _SHAPES if m <= tokens), 128)
+
+
+def choose_config(problem: Problem, chip: Chip, multiprocessors: int) -> PortableConfig:
+    """A legal configuration for any legal problem."""
+    if problem.batch_invariant:
+        config = replace(_SHAPES[64], block_m=tile_tokens(min(problem.m, 64)), whole_tiles=True)
+    else:
+        config = _SHAPES[tile_tokens(problem.m)]
+    return fitted(config, problem.format, chip)
+
+
+def fitted(config: PortableConfig, format: WeightFormat, chip: Chip) -> PortableConfig:  # noqa: A002
+    """`config` with whole groups in a unit, and with as many CTAs and stages as a chip's shared memory holds."""
+    form = kernel_form(format)
+    if isinstance(form.grouping, Along):
+        config = replace(config, block_k=max(config.block_k, form.grouping.size))
+    while _stages(replace(config, stages=2, ctas_per_sm=1), format, chip) < 2:  # then fewer rows, or fewer tokens
+        if config.row_blocks > config.warps // 4:
+            config = replace(config, row_blocks=config.row_blocks // 2)
+        else:
+            config = replace(config, block_m=config.block_m // 2)
+    while config.ctas_per_sm > 1 and _stages(replace(config, stages=3), format, chip) < 3:
+        config = replace(config, ctas_per_sm=config.ctas_per_sm - 1)
+    return replace(config, stages=max(2, _stages(replace(config, stages=MOST_STAGES), format, chip)))
+
+
+def _stages(config: PortableConfig, format: WeightFormat, chip: Chip) -> int:  # noqa: A002
+    """The stages that fit beside the other CTAs, up to the configuration's."""
+    limit = min(chip.smem_bytes, chip.sm_smem_bytes // config.ctas_per_sm - RESERVED_BYTES)
+    while config.stages > 1 and smem_bytes(config, format) > limit:
+        config = replace(config, stages=config.stages - 1)
+    return config.stages
