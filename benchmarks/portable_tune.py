@@ -1,4 +1,4 @@
-"""The fastest configurations of the portable kernel, by measuring those of portable_grid.py.
+"""The fastest configurations of the portable kernel, by measuring its tuner's (lowbit/tuner/spaces/portable.py).
 
     python benchmarks/portable_tune.py                      every shape and tile of tokens -> portable_tune.json
     python benchmarks/portable_tune.py --shapes 8192x28672 --m 8,64
@@ -21,8 +21,8 @@ from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.portable import chip_of
 from lowbit.kernels.gpu.portable_plan import NAME, PortableConfig
+from lowbit.tuner.spaces.portable import configurations
 from matmul import SHAPES, copies_of, dense, launch_us, published_marlin_us, random_weight
-from portable_grid import configurations
 from record import save
 
 KEPT = 5
@@ -57,7 +57,7 @@ def measured(n: int, k: int, m: int, name: str, replays: int) -> list[tuple[floa
             return math.inf
         return us
 
-    grid = [c for c in configurations(own.block_m, name, chip) if c != own]
+    grid = [c for c in configurations(own.block_m, parse_format(name), chip) if c != own]
     ranked = sorted(((measure(config), config) for config in grid), key=lambda pair: pair[0])
     assert workspace.is_empty()
     return [(measure(own), own), *ranked]
@@ -87,7 +87,10 @@ def main() -> None:
         for n, k in shapes:
             own = family.default(Problem(m, n, k, parse_format(options.format), "fragment", half, half, "cuda"))
             assert isinstance(own, PortableConfig)
-            jobs += [(c, options.format, "fp16") for c in (own, *configurations(own.block_m, options.format, chip))]
+            jobs += [
+                (c, options.format, "fp16")
+                for c in (own, *configurations(own.block_m, parse_format(options.format), chip))
+            ]
     print(f"compiling {len(set(jobs))} configurations", flush=True)
     compile_all(jobs)
     rows = []

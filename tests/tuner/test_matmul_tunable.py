@@ -46,7 +46,7 @@ def gpu_problem(m: int = 1, n: int = 4096, k: int = 4096, name: str = "int4_g128
 def test_candidates_are_legal_ranked_and_few(name: str, m: int, h200: None) -> None:
     problem = gpu_problem(m, 1440, 2624, name)
     found = TUNABLE.candidates(problem, 16)
-    assert len(found) == len(set(found)) and 8 <= len(found) <= 25
+    assert len(found) == len(set(found)) and 8 <= len(found) <= 26
     assert found[0] == TUNABLE.chosen(problem)
     for candidate in found:
         config = config_of(candidate)
@@ -54,7 +54,7 @@ def test_candidates_are_legal_ranked_and_few(name: str, m: int, h200: None) -> N
         assert config.family != "hopper" or config.block_m == tile_tokens(m)  # type: ignore[attr-defined]
         assert candidate_of(config) == candidate
         assert get_space(config.family).estimate_us(config, problem) > 0
-    assert {c.family for c in found} == ({"hopper"} if m < 33 else {"hopper", "hopper_large"})
+    assert {c.family for c in found} == {"hopper", "portable"} | ({"hopper_large"} if m >= 33 else set())
 
 
 def test_what_is_known_to_win_is_among_the_candidates(h200: None) -> None:
@@ -201,3 +201,18 @@ def test_unknown_operations_are_refused() -> None:
     with pytest.raises(Exception, match="operation 'sort': what can be tuned is matmul"):
         get_tunable("sort")
     assert Candidate.of("f", {"b": 1, "a": 2}).values == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.9", "12.0"])
+@pytest.mark.parametrize("m", [1, 16, 48, 256])
+def test_cards_that_are_not_hopper_tune_the_portable_kernel(m: int, capability: str) -> None:
+    with assumed_gpu(replace(H200, name="some card", capability=capability)):
+        problem = gpu_problem(m, 1440, 2624)
+        found = TUNABLE.candidates(problem, 16)
+        assert 3 <= len(found) == len(set(found)) <= 17
+        assert {c.family for c in found} == {"portable"}
+        for candidate in found:
+            config = config_of(candidate)
+            assert get_family("portable").legal(config, problem) is None
+            assert get_space("portable").estimate_us(config, problem) > 0
+            assert get_space("portable").kernel(config).ctas_per_sm == 1  # type: ignore[attr-defined]

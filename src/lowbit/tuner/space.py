@@ -14,6 +14,7 @@ from lowbit.kernels import KernelConfig, Problem, get_family
 SPACES: dict[str, str] = {
     "hopper": "lowbit.tuner.spaces.hopper",
     "hopper_large": "lowbit.tuner.spaces.large",
+    "portable": "lowbit.tuner.spaces.portable",
     "cpu": "lowbit.tuner.spaces.cpu",
 }
 

@@ -1,0 +1,105 @@
+"""The portable kernel's configurations worth a look, and roughly what each takes.
+
+Every arrangement of warps, rows and columns, with as many stages as fit beside one more CTA of the next kernel, or
+without room for it. On Hopper, which has a kernel of its own, only what the family takes by its own rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowbit.formats import WeightFormat
+from lowbit.hardware import RATES, gpu
+from lowbit.kernels import KernelConfig, Problem, get_family
+from lowbit.kernels.gpu.portable import chip_of, illegal_config, residents
+from lowbit.kernels.gpu.portable_plan import (
+    MOST_REGISTERS,
+    NAME,
+    REGISTERS,
+    RESERVED_BYTES,
+    Chip,
+    PortableConfig,
+    smem_bytes,
+)
+from lowbit.kernels.gpu.work import X_TYPES, share_out
+from lowbit.tuner.space import Space
+
+# warps, row blocks, block_k, CTAs of a multiprocessor
+FEW_TOKENS = [
+    (4, 1, 256, (2, 3, 4)), (4, 1, 512, (2, 3)), (4, 2, 256, (2, 3)), (8, 2, 128, (2, 3)), (8, 2, 256, (1, 2)),
+    (8, 4, 128, (1, 2)), (4, 1, 128, (3, 4)),
+]  # fmt: skip
+MANY_TOKENS = [
+    (4, 1, 128, (2, 3)), (4, 1, 256, (2,)), (4, 2, 128, (1, 2, 3)), (4, 2, 256, (1, 2)), (8, 2, 128, (1, 2)),
+    (8, 4, 128, (1, 2)), (8, 4, 256, (1,)), (4, 1, 64, (2, 3)),
+]  # fmt: skip
+LEAST_REGISTERS = {8: 80, 16: 96, 32: 112, 64: 160, 128: 200}  # of a thread, for 16 rows of W a warp
+START_US, SUMS_US = 4.0, 2.0
+UNIT_US = 0.15  # of a barrier and what is not hidden behind it
+
+
+def configurations(block_m: int, weight_format: WeightFormat, chip: Chip) -> list[PortableConfig]:
+    """The grid for a tile of tokens."""
+    found = []
+    for warps, row_blocks, block_k, most in FEW_TOKENS if block_m <= 16 else MANY_TOKENS:
+        for ctas in most:
+            for places in (ctas, ctas + 1):
+                registers = min(MOST_REGISTERS, REGISTERS // (places * 32 * warps) // 8 * 8)
+                needed = LEAST_REGISTERS[block_m] * (1.4 if row_blocks * 4 > warps and block_m > 16 else 1)
+                if registers < min(needed, MOST_REGISTERS):
+                    continue
+                config = PortableConfig(NAME, block_m, block_k, 2, warps, row_blocks, 1, ctas, registers)
+                room = chip.sm_smem_bytes // places - RESERVED_BYTES
+                stages = [s for s in range(2, 9) if smem_bytes(replace(config, stages=s), weight_format) <= room]
+                for depth in {stages[-1], stages[len(stages) // 2]} if stages else ():
+                    trial = replace(config, stages=depth)
+                    if illegal_config(trial, weight_format, chip) or residents(trial, weight_format, chip) < ctas:
+                        continue
+                    found.append(trial)
+                    if depth == stages[-1] and depth > 3:
+                        found.append(replace(trial, early=depth - 1))
+    return list(dict.fromkeys(found))
+
+
+class PortableSpace(Space):
+    family = NAME
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        own = get_family(NAME).default(problem)
+        chip = chip_of(problem.index)
+        assert isinstance(own, PortableConfig)
+        assert chip is not None
+        if problem.batch_invariant:  # Hopper's kernel rounds otherwise, and must not take turns with this one
+            return [] if chip.capability == 90 else [own]
+        if chip.capability == 90:
+            return [own]
+        return list(dict.fromkeys([own, *configurations(own.block_m, problem.format, chip)]))
+
+    def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
+        """Start, the longest run at the rate of memory or of the tensor cores, barriers, sums between CTAs."""
+        assert isinstance(config, PortableConfig)
+        device = gpu(problem.index)
+        count = device.multiprocessors if device else 132
+        rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+        shares = share_out(config, problem.m, problem.n, problem.k, count * config.ctas_per_sm)
+        longest = (shares.base + (shares.more > 0)) * shares.grain
+        unit = 64 * config.row_blocks * config.block_k * problem.format.bits / 8 + 2 * config.block_m * config.block_k
+        memory = unit * shares.ctas / (rates.read_tb_s * 1e6)
+        products = 128.0 * config.row_blocks * config.block_k * config.block_m * shares.ctas / (rates.tflops * 0.5e6)
+        split = shares.grain == 1 and shares.k_tiles % longest != 0
+        return START_US + longest * (max(memory, products) + UNIT_US) + (SUMS_US if split else 0.0)
+
+    def kernel(self, config: KernelConfig) -> KernelConfig:
+        assert isinstance(config, PortableConfig)
+        return replace(config, ctas_per_sm=1, even_runs=False, whole_tiles=False)
+
+    def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:
+        from lowbit.kernels.gpu.builds import build_for
+
+        assert isinstance(config, PortableConfig)
+        chip = chip_of(problem.index)
+        assert chip is not None
+        build_for(config, problem.format, X_TYPES[problem.x_dtype], bias, chip.capability)
+
+
+SPACE = PortableSpace()
