@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lowbit.errors import QuantizationError
 from lowbit.formats import SHORT_NAMES, Zero, check_codes, code_limit, parse_format, quantize
+from lowbit.formats.rounding import _cover, _search_at_once, _search_in_turn
 
 NAMES = sorted(
     {
@@ -158,3 +159,16 @@ def test_groups_larger_than_the_weight_cost_no_memory(grouping: str, zero: str) 
     weight = gaussian(7, 30)
     q = quantize(weight, f"int8_{grouping}{size}{zero}", importance=torch.ones(30))
     assert (q.dequantize() - weight).norm() < 0.02 * weight.norm()
+
+
+@pytest.mark.parametrize("name", ["int4_g32", "int3_g48_asym", "ternary_g16", "int4_g32_min", "nvfp4", "fp8_e4m3"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scales_tried_side_by_side_are_those_tried_in_turn(name: str, weighted: bool) -> None:
+    """What GPUs do, run here."""
+    form = parse_format(name)
+    generator = torch.Generator().manual_seed(1)
+    groups = form.grouping.split(torch.randn(7, 96, generator=generator))
+    weights = torch.rand(groups.shape, generator=generator) if weighted else None
+    cover = _cover(form, groups, weights)
+    one, other = (search(form, groups, weights, cover) for search in (_search_in_turn, _search_at_once))
+    assert torch.equal(one.scale, other.scale) and torch.equal(one.low, other.low)

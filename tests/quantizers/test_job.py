@@ -22,7 +22,7 @@ from lowbit.formats import QuantizedTensor, parse_format, quantize
 from lowbit.models import Decoder, load_model, model_config
 from lowbit.quantizers import Job, Options, Recipe, Rule, Settings, calibration, deliver
 from lowbit.quantizers.deliver import REPORT, require_output, work_folder
-from lowbit.quantizers.states import States
+from lowbit.quantizers.states import RESIDENT_BYTES, States
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -250,6 +250,7 @@ def test_two_at_once(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_finished_blocks(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RESIDENT_BYTES, "cpu", 0)
     job = Job(model(make), DATA, settings(), tmp_path / "w")
     allocate, room = os.posix_fallocate, [4]
 
@@ -412,3 +413,11 @@ def test_the_report_is_json(make: Make, tmp_path: Path) -> None:
     job = Job(model(make), DATA, settings(), work_folder(output))
     deliver(job, output, {"modules": job.run()})
     assert len(json.loads((output / REPORT).read_text())["modules"]) == 2 * 7 + 2
+
+
+def test_activations_that_stay_in_files_give_the_same(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_memory = quantized(model(make), tmp_path / "a")
+    monkeypatch.setitem(RESIDENT_BYTES, "cpu", 0)
+    assert same(in_memory, quantized(model(make), tmp_path / "b"))

@@ -29,6 +29,7 @@ Search = Literal["none", "mse"]
 FACTORS = tuple(1.1 - 0.03 * i for i in range(26))  # of the scale that just covers the group: 1.10 down to 0.35
 CHUNK = 1 << 18  # weights searched at a time, so that temporaries stay in a cache
 LEAST = 1 << 16  # below it a chunk takes longer to ask for than to compute
+GPU_CHUNK = 1 << 26  # weights times factors searched at a time on a GPU, where asking takes longer than computing
 
 
 class _Fit(NamedTuple):
@@ -142,16 +143,31 @@ def _fit(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, search: Sear
 def _chunks(groups: Tensor) -> list[slice]:
     """Ranges of groups of LEAST to CHUNK weights, one for each thread if that is possible."""
     count, length = groups.shape
+    if groups.device.type != "cpu":
+        rows = max(1, GPU_CHUNK // (len(FACTORS) * length))
+        return [slice(start, start + rows) for start in range(0, count, rows)]
     rows = max(1, min(CHUNK // length, max(LEAST // length, -(-count // torch.get_num_threads()))))
     return [slice(start, start + rows) for start in range(0, count, rows)]
 
 
 def _search(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _Fit) -> _Fit:
+    """The fit of least error among `cover` and those at FACTORS of it."""
+    how = _search_in_turn if groups.device.type == "cpu" else _search_at_once
+    return how(fmt, groups, weights, cover)
+
+
+def _searched_from(fmt: WeightFormat, groups: Tensor, cover: _Fit) -> _Fit:
+    """What FACTORS multiply: `cover`, but for ternary, where that is smaller already."""
+    if fmt.zero is Zero.NONE and isinstance(fmt.levels, Ternary):
+        return _Fit(groups.abs().amax(1), cover.low)
+    return cover
+
+
+def _search_in_turn(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _Fit) -> _Fit:
+    """In memory that fits a cache."""
     scratch = torch.empty_like(groups)
     best, best_error = cover, _error(fmt, groups, weights, cover, scratch)
-    start = cover
-    if fmt.zero is Zero.NONE and isinstance(fmt.levels, Ternary):
-        start = _Fit(groups.abs().amax(1), cover.low)
+    start = _searched_from(fmt, groups, cover)
     for factor in FACTORS:
         fit = _Fit(start.scale * factor, start.low * factor)
         error = _error(fmt, groups, weights, fit, scratch)
@@ -159,6 +175,20 @@ def _search(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _F
         best_error = torch.where(better, error, best_error)
         best = _Fit(torch.where(better, fit.scale, best.scale), torch.where(better, fit.low, best.low))
     return best
+
+
+def _search_at_once(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, cover: _Fit) -> _Fit:
+    """With all factors side by side: few launches of large kernels."""
+    start = _searched_from(fmt, groups, cover)
+    factors = torch.tensor(FACTORS, device=groups.device)[:, None]
+    scale, low = (torch.cat([a[None], factors * b]) for a, b in zip(cover, start, strict=True))  # [tries, groups]
+    tries = scale.shape[0]
+    repeated = groups.repeat(tries, 1)
+    repeated_weights = None if weights is None else weights.repeat(tries, 1)
+    fit = _Fit(scale.flatten(), low.flatten())
+    error = _error(fmt, repeated, repeated_weights, fit, torch.empty_like(repeated)).view(tries, -1)
+    best = error.argmin(0, keepdim=True)
+    return _Fit(scale.gather(0, best)[0], low.gather(0, best)[0])
 
 
 def _error(fmt: WeightFormat, groups: Tensor, weights: Tensor | None, fit: _Fit, scratch: Tensor) -> Tensor:

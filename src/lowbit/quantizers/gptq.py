@@ -18,7 +18,6 @@ Scales are those of lowbit.formats.quantize, with each weight's squared error we
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,9 +29,10 @@ from lowbit.formats import Along, QuantizedTensor, WeightFormat, quantize
 from lowbit.formats.grid import Grid
 from lowbit.quantizers.hessian import Inputs
 from lowbit.quantizers.method import Method, Options, Rounded
+from lowbit.quantizers.sweep import Runs, sweep
 
 ORDERS = ("groups", "columns", "none")
-BLOCK = 128  # columns whose corrections are collected before they reach the columns behind them
+RUN = 32  # columns rounded before their corrections reach the rest of a block, where each has a grid of its own
 TRIES = 6  # of damping, each ten times the one before
 
 
@@ -105,7 +105,7 @@ def gptq(
     first = quantize(work, format, search=search, importance=costs)
     grid = Grid.of(first).columns(columns)
     codes = torch.empty_like(first.codes)
-    _sweep(work, codes, columns, factor.upper, _blocks(k, 1), lambda at, now: grid.columns(slice(at, at + 1)))
+    sweep(work, codes, columns, factor.upper, Runs(k, RUN), lambda at, end, now: grid.columns(slice(at, end)))
     return replace(first, codes=codes), factor.damping
 
 
@@ -128,7 +128,7 @@ def column_order(power: Tensor, size: int, order: str) -> Tensor:
 
 def inverse_factor(hessian: Tensor, damping: float) -> Factor:
     """U, in float64 until it is done. Features without power get the mean of the others, so they round to nearest."""
-    matrix = hessian.double().clone()
+    matrix = hessian.double().flip(0, 1)
     diagonal = matrix.diagonal()
     mean = float(diagonal.mean())
     if not mean > 0 or not torch.isfinite(matrix).all():
@@ -136,11 +136,11 @@ def inverse_factor(hessian: Tensor, damping: float) -> Factor:
             "the Hessian is zero or not finite: no token had any input here; calibrate on more text"
         )
     diagonal[diagonal == 0] = mean
+    undamped = diagonal.clone()
     share = damping
     for _ in range(TRIES):
-        damped = matrix.clone()
-        damped.diagonal().add_(share * mean)
-        upper = _upper(damped)
+        torch.add(undamped, share * mean, out=diagonal)
+        upper = _upper(matrix)
         if upper is not None:
             return Factor(upper, share)
         share = max(share, 1e-6) * 10
@@ -150,13 +150,15 @@ def inverse_factor(hessian: Tensor, damping: float) -> Factor:
     )
 
 
-def _upper(matrix: Tensor) -> Tensor | None:
-    lower, failed = torch.linalg.cholesky_ex(matrix)
+def _upper(flipped: Tensor) -> Tensor | None:
+    """U from the Hessian with its rows and columns in reverse: where that is L L^T, H^-1 = U^T U with U = L^-1 turned
+    back. One factorization and one inverse of a triangle, where the inverse and its factor would take three."""
+    lower, failed = torch.linalg.cholesky_ex(flipped)
     if int(failed):
         return None
-    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-    result = upper.float()
-    usable = not int(failed) and bool(torch.isfinite(result).all()) and bool((result.diagonal() > 0).all())
+    one = torch.eye(lower.shape[0], dtype=lower.dtype, device=lower.device)
+    result = torch.linalg.solve_triangular(lower, one, upper=False).flip(0, 1).float()
+    usable = bool(torch.isfinite(result).all()) and bool((result.diagonal() > 0).all())
     return result if usable else None
 
 
@@ -175,54 +177,17 @@ def _fit_late(
     first = order.tolist()
     codes = torch.empty(n, k, dtype=torch.uint8, device=work.device)
 
-    def fit(start: int, now: Tensor) -> Grid | None:
-        if start % size:
-            return None
-        part = quantize(now[:, :size], format, search=search, importance=cost[start : start + size])
-        fitted[first[start] // size] = part
+    def fit(start: int, end: int, now: Tensor) -> Grid:
+        if start % size == 0:
+            fitted[first[start] // size] = quantize(
+                now[:, :size], format, search=search, importance=cost[start : start + size]
+            )
+        part = fitted[first[start] // size]
         return Grid(format, part.scale_values(), part.zero_values())
 
-    _sweep(work, codes, order, upper, _blocks(k, size), fit)
+    sweep(work, codes, order, upper, Runs(k, size), fit)
     parts = [fitted[index] for index in range(len(fitted))]
     zeros = [p.zeros for p in parts if p.zeros is not None]
     return QuantizedTensor(
         codes, torch.cat([p.scales for p in parts], 1), torch.cat(zeros, 1) if zeros else None, format
     )
-
-
-def _blocks(k: int, size: int) -> list[tuple[int, int]]:
-    """Ranges of about BLOCK columns, each a number of whole groups or a part of one group."""
-    if size < BLOCK:
-        step = size * (BLOCK // size)
-        return [(start, min(k, start + step)) for start in range(0, k, step)]
-    return [
-        (start, min(group + size, k, start + BLOCK))
-        for group in range(0, k, size)
-        for start in range(group, min(group + size, k), BLOCK)
-    ]
-
-
-def _sweep(
-    work: Tensor,  # [n, k] float32, in input order
-    codes: Tensor,  # [n, k] uint8, in input order: filled here
-    order: Tensor,  # [k] int64
-    upper: Tensor,  # [k, k] float32, over the columns in their order
-    blocks: list[tuple[int, int]],
-    grid_at: Callable[[int, Tensor], Grid | None],  # (place, [n, columns from there on]) -> a new grid, or None
-) -> None:
-    """Round every column and spread its error over the columns behind it."""
-    columns = work.T[order].contiguous()  # [k, n]: a column of the weight is a row here
-    places = order.tolist()
-    grid: Grid | None = None
-    for start, stop in blocks:
-        errors = torch.empty(stop - start, work.shape[0], device=work.device)
-        for at in range(start, stop):
-            grid = grid_at(at, columns[at:].T) or grid
-            assert grid is not None
-            column = columns[at]
-            code, value = grid.round(column[:, None])
-            codes[:, places[at]] = code[:, 0]
-            error = (column - value[:, 0]).div_(upper[at, at])
-            columns[at + 1 : stop].addr_(upper[at, at + 1 : stop], error, alpha=-1)
-            errors[at - start] = error
-        columns[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)

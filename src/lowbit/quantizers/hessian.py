@@ -17,7 +17,10 @@ ROWS = 4096  # tokens multiplied at a time
 
 
 class Inputs:
-    """Statistics of k input features. Products are float32, sums float64, both on the data's device."""
+    """Statistics of k input features. Products are float32, sums float64, both on the data's device.
+
+    Numbers of 16 bits are multiplied by a GPU's tensor cores: their products are exact in float32 all the same.
+    """
 
     def __init__(self, k: int, device: torch.device | str = "cpu") -> None:
         self.tokens = 0
@@ -30,7 +33,7 @@ class Inputs:
 
     def add(self, x: Tensor) -> None:
         """x: [..., k] activations. Raises QuantizationError for NaN and infinity."""
-        rows = x.detach().reshape(-1, self.k).float()
+        rows = x.detach().reshape(-1, self.k)
         if not bool(torch.isfinite(rows).all()):
             bad = int((~torch.isfinite(rows)).any(1).sum())
             raise QuantizationError(
@@ -38,8 +41,8 @@ class Inputs:
                 "the model overflowed; use --dtype float32 or bfloat16, or leave the layers before it out of the recipe"
             )
         for part in torch.split(rows, ROWS):
-            self._sum += part.T @ part
-            self._magnitude += part.abs().sum(0)
+            self._sum += _gram(part)
+            self._magnitude += part.float().abs().sum(0)
         self.tokens += rows.shape[0]
         self.__dict__.pop("hessian", None)
 
@@ -57,6 +60,14 @@ class Inputs:
     def magnitude(self) -> Tensor:
         """[k] float32: the mean absolute value of each feature."""
         return (self._magnitude / max(1, self.tokens)).float()
+
+
+def _gram(x: Tensor) -> Tensor:
+    """x^T x in float32. x: [tokens, k]"""
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(x.T, x, out_dtype=torch.float32)
+    wide = x.float()
+    return wide.T @ wide
 
 
 def output_error(difference: Tensor, hessian: Tensor) -> float:

@@ -59,6 +59,7 @@ class Job:
                 f"{self.config.context_length}; use shorter ones"
             )
         self.work = Work(work)
+        self._carried: tuple[int, States] | None = None  # a block and its inputs, where they fit the device
         self.rope = Rope(self.config.rope, self.config.head_dim)
 
     @property
@@ -123,8 +124,13 @@ class Job:
         return States.create(self.work.partial(name), shape, self.settings.dtype)
 
     def _read_states(self, index: int) -> States:
+        """The inputs of a block, to be worked on: in the device's memory where they fit."""
+        carried, self._carried = self._carried, None
+        if carried is not None and carried[0] == index:
+            return carried[1]
         windows, length = self.data.tokens.shape
-        return States.open(self.work.states(index), (windows, length, self.config.hidden_size), self.settings.dtype)
+        shape = (windows, length, self.config.hidden_size)
+        return States.open(self.work.states(index), shape, self.settings.dtype).on(self.settings.device)
 
     def _embed(self) -> None:
         """The inputs of the first block."""
@@ -148,19 +154,25 @@ class Job:
         angles = self.rope.angles(positions, self.settings.dtype)
         run = BlockRun(self.checkpoint, self.config, self.formats, self.settings, index, block, angles)
         states = self._read_states(index)
+        outputs = self._states(f"states-{index + 1}.bin")
         for half, stages in enumerate(HALVES):
             run.rescale(half, states)
             for stage in stages:
                 run.quantize(half, stage, states)
                 report(index * len(STAGES) + STAGES.index(stage) + 1, self.steps, f"block {index}")
-            target = self._states("middle" if half == 0 else f"states-{index + 1}.bin")
+            target = states if states.resident else self._states("middle") if half == 0 else outputs
             for batch in states.batches():
                 x = states.tensor[batch].to(self.settings.device)
-                target.tensor[batch] = run_half(block, half, x, *angles).cpu()
+                target.tensor[batch] = run_half(block, half, x, *angles).to(target.tensor.device)
             states = target
-        self.work.partial("middle").unlink()
-        states.keep(self.work.states(index + 1))
+        if states.resident:
+            outputs.tensor.copy_(states.tensor)
+        else:
+            self.work.partial("middle").unlink()
+        outputs.keep(self.work.states(index + 1))
         self.work.finish_block(index, run.values, {"modules": run.rows})
+        if states.resident:
+            self._carried = index + 1, states
 
     # ------------------------------------------------------------------ embedding and head
 

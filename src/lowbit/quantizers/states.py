@@ -1,4 +1,8 @@
-"""Activations between blocks, in files: what is not being worked on takes no memory of its own."""
+"""Activations between blocks, in files: what is not being worked on takes no memory of its own.
+
+Up to RESIDENT_BYTES they are worked on in the device's memory, and a file is written once a block; beyond that they
+stay in files, of which a few windows at a time are in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,20 @@ from torch import Tensor
 from lowbit.errors import QuantizationError
 
 BATCH_TOKENS = 4096  # computed at a time
+RESIDENT_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # by kind of device
 
 
 class States:
-    """[windows, time, width] activations in one file, mapped: pages are read and written when touched."""
+    """[windows, time, width] activations in one file, mapped: pages are read and written when touched; or a copy."""
 
-    def __init__(self, path: Path, tensor: Tensor) -> None:
-        self.path, self.tensor = path, tensor
+    def __init__(self, path: Path, tensor: Tensor, *, resident: bool = False) -> None:
+        self.path, self.tensor, self.resident = path, tensor, resident
+
+    def on(self, device: torch.device) -> States:
+        """A copy in the memory of a device if it is small enough, else the file's."""
+        if self.resident or self.tensor.nbytes > RESIDENT_BYTES[device.type]:
+            return self
+        return States(self.path, self.tensor.to(device, copy=True), resident=True)
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, int, int], dtype: torch.dtype) -> States:
