@@ -108,7 +108,7 @@ class _Recorded:
         self.upper = torch.eye(shape[0], device=device)
         zero = torch.zeros(scales, device=device) if format.zero is not Zero.NONE else None
         self.grid = Grid(format, torch.ones(scales, device=device), zero)
-        side = torch.cuda.Stream(device)
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # libraries set themselves up before anything is recorded
             _round_run(self.columns, self.upper, self.grid)
