@@ -17,7 +17,7 @@ from lowbit.errors import CheckpointError
 AUTO = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "int", "iters": 200}
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize(
     "layout", ["auto_round:auto_gptq", "auto_gptq", "auto_round:gptq", "auto-round:gptq:exllamav2"]
 )
@@ -39,8 +39,16 @@ def test_asymmetric_gptq_subtracts_from_whole_words(tmp_path: Path, bits: int) -
     assert "stored less one, subtracted from whole words" in checkpoint.assumptions[0]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("layout", [{"packing_format": "auto_round"}, {"backend": "auto_round:exllamav2"}, {}])
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"packing_format": "auto_round"},
+        {"packing_format": "auto_round:gptqmodel"},
+        {"backend": "auto_round:exllamav2"},
+        {},
+    ],
+)
 def test_its_own_layout_stores_zero_points_as_they_are(tmp_path: Path, bits: int, layout: dict[str, str]) -> None:
     numbers = draw(64, 96, bits, 32)
     save_module(tmp_path, gptq(numbers, bits), AUTO | {"bits": bits, "sym": False} | layout)

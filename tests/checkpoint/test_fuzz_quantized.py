@@ -18,11 +18,14 @@ from test_fuzz_checkpoint import paths_of, replaced
 
 from lowbit.checkpoint import open_checkpoint
 from lowbit.errors import CheckpointError
+from lowbit.packing import StoredWeight, pack_as
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq",
         "pack_dtype": "int32", "dynamic": {"-:.*no.*": {}, ".*up.*": {"bits": 4, "group_size": 32, "sym": False}},
         "meta": {"quantizer": ["gptqmodel:1"]}}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "modules_to_not_convert": ["x"]}
+AUTO = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
+AUTO |= {"packing_format": "auto_round", "extra_config": {"lm_head": {"bits": 16}, ".*up.*": {"group_size": 32}}}
 NUMBERS = draw(64, 192, 4, 32)
 CASES: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
     "gptq": (gptq(NUMBERS, 4), GPTQ),
@@ -31,6 +34,8 @@ CASES: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
         {"B": marlin_words(NUMBERS.codes), "s": marlin_scales(NUMBERS.scales)}, GPTQ | {"checkpoint_format": "marlin"}
     ),
     **{f"awq {v}": (awq(NUMBERS, v), AWQ | {"version": v}) for v in ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin")},
+    "auto-round": (gptq(NUMBERS, 4), AUTO),
+    "auto-round awq": (awq(NUMBERS, "gemm"), AUTO | {"packing_format": "auto_round:auto_awq"}),
     "exl2": (exl2(64, [(8, 32), (5, 64), (4, 64), (2, 32)])[0], {"quant_method": "exl2", "bits": 4.0}),
 }  # fmt: skip
 VALUES = st.recursive(
@@ -51,6 +56,8 @@ def use(directory) -> bool:
             checkpoint = open_checkpoint(directory)
             for name in checkpoint:
                 checkpoint[name]
+                if isinstance(stored := checkpoint.stored(name), StoredWeight):
+                    pack_as(stored, "cpu_tile")
     except CheckpointError as error:
         assert str(directory) in str(error)
         return False

@@ -1,15 +1,19 @@
 """auto-round: GPTQ or AWQ tensors under a quantization_config of its own.
 
     packing_format               tensors                                   zero points
-    auto_round:auto_gptq         GPTQ, 2, 3, 4, 8 bits                     stored less one, subtracted from whole words
-    auto_round                   GPTQ                                      as they are
+    auto_round:auto_gptq         GPTQ, 2 to 8 bits                         stored less one, subtracted from whole words
+    auto_round, :gptqmodel       GPTQ, 2 to 8 bits                         as they are
     auto_round:auto_awq          AWQ gemm, 4 bits                          as they are
+
+Codes of 5, 6 and 7 bits are streams as all others are; GPTQModel has planes for them. Where one is subtracted, version
+0.16 stores a zero point of 0 as 1, which is lost.
 
 Earlier files have the same in `backend` ("auto_round:gptq:exllamav2", "auto_round:exllamav2"), and quant_method
 "intel/auto-round". extra_config has settings of single modules by path, or by an expression that may match anywhere in
 it; 16 bits are not quantized. Files for llm-compressor, and with numbers that are no integers, are other formats.
 
-Source: auto-round 0.15 (export_to_autoround, qlinear_torch, qlinear_torch_zp, convert_model).
+Source: auto-round 0.16 (export_to_autoround, qlinear_torch, qlinear_torch_zp, convert_model), whose packers this was
+checked against.
 """
 
 from __future__ import annotations
@@ -53,17 +57,17 @@ def parse(quantization: Mapping[str, Any]) -> Settings | awq.Settings:
         if isinstance(skipped, list):
             skipped = skipped + [name for name, values in overrides.items() if not _is_quantized(values)]
         return awq.parse(sizes | {"version": "gemm", "modules_to_not_convert": skipped})
-    if not names <= {"round", "gptq"}:
+    if not (names <= {"round", "gptq"} or names <= {"round", "gptqmodel"}):
         raise CheckpointError(
-            f"packing_format is {layout!r}: auto_round, auto_round:auto_gptq and auto_round:auto_awq are read; use a "
-            "checkpoint in one of these"
+            f"packing_format is {layout!r}: auto_round, auto_round:gptqmodel, auto_round:auto_gptq and "
+            "auto_round:auto_awq are read; use a checkpoint in one of these"
         )
     stored = {"checkpoint_format": "gptq", "meta": {"quantizer": "gptqmodel"}} if "gptq" in names else {}
     known = sizes | {"sym": quantization.get("sym", True)} | (stored or {"checkpoint_format": "gptq_v2"})
     settings = parse_settings(
         known | {"modules_in_block_to_quantize": quantization.get("modules_in_block_to_quantize")}
     )
-    return replace(settings, dynamic=_overrides(overrides, settings.base))
+    return replace(settings, dynamic=_overrides(overrides, settings.base), streams_only=True)
 
 
 def fold(store: TensorStore, settings: Settings | awq.Settings) -> Folded:

@@ -18,7 +18,7 @@ from lowbit.errors import CheckpointError
 METHOD = "gptq"
 V1, V2, PLANAR, MARLIN = "gptq", "gptq_v2", "gptq_p", "marlin"
 WORDS = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
-PLANAR_BITS = frozenset({5, 6, 7})  # these widths have no other packing
+PLANAR_BITS = frozenset({5, 6, 7})  # of files by GPTQModel, whatever they say
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point", "version"})
 _MOST_COLUMNS = 1 << 31
 
@@ -44,6 +44,7 @@ class Settings:
     states_symmetric: bool  # whether the file says `sym` at all
     states_layout: bool  # whether it says checkpoint_format
     some_modules: bool = False  # whether it quantizes some modules of a block only
+    streams_only: bool = False  # whether 5 to 7 bits are streams too (auto-round)
 
     def of(self, module: str) -> ModuleSettings | None:
         """The settings of a module, or None if it is not to be quantized. A path counts first, then the first match."""
@@ -56,7 +57,7 @@ class Settings:
 
     def is_planar(self, bits: int) -> bool:
         """Whether codes of this width lie in planes."""
-        return bits in PLANAR_BITS or (self.layout == PLANAR and bits == 3)
+        return not self.streams_only and (bits in PLANAR_BITS or (self.layout == PLANAR and bits == 3))
 
 
 def recognise(quantization: Mapping[str, Any]) -> bool:
