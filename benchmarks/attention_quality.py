@@ -26,6 +26,7 @@ from torch import Tensor
 from lowbit import LLM
 from lowbit.cli.eval import encode, read_text
 from lowbit.models import cache_formats
+from lowbit.runtime.placement import choose_device
 from record import save
 
 FORMATS = "fp16,fp8,int8,int8/int4,int4,int4_asym"
@@ -42,10 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one forward pass")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="auto", help="of activations; auto: float32 on a CPU, bfloat16 on a GPU")
     options = parser.parse_args(arguments)
     names = options.formats.split(",") + (["int8_plain", "int4_plain"] if options.plain else [])
-    llm = LLM(options.model, device=options.device, dtype=options.dtype)
+    device = choose_device(options.device)
+    dtype = options.dtype if options.dtype != "auto" else "float32" if device.type == "cpu" else "bfloat16"
+    llm = LLM(options.model, device=device, dtype=dtype)
     window = min(options.window, llm.config.context_length)
     text = read_text(options.text, options.windows * window)
     ids = torch.tensor(encode(llm.tokenizer, text)[: options.windows * window], device=llm.device)
@@ -54,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{options.model}, {llm.dtype} on {llm.device}; {text.source}; {len(windows)} windows of {window}", flush=True
     )
     base = likelihoods(llm, windows, None, options.chunk)
-    rows = [{"cache": options.dtype, "perplexity": math.exp(base.mean()), "late": math.exp(late(base).mean())}]
-    print(f"{options.dtype:14} {rows[0]['perplexity']:10.4f}  late {rows[0]['late']:.4f}", flush=True)
+    rows = [{"cache": dtype, "perplexity": math.exp(base.mean()), "late": math.exp(late(base).mean())}]
+    print(f"{dtype:14} {rows[0]['perplexity']:10.4f}  late {rows[0]['late']:.4f}", flush=True)
     kept = True
     for name in names:
         start = time.perf_counter()
@@ -77,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['bits_per_value']:.2f} bits a value   {time.perf_counter() - start:.0f} s",
             flush=True,
         )
-    settings = {"window": window, "windows": len(windows), "chunk": options.chunk, "dtype": options.dtype}
-    print(save(llm.device.type, "attention_quality", rows, text=text.source, limits=LIMITS, **settings))
+    settings = {"window": window, "windows": len(windows), "chunk": options.chunk, "dtype": dtype}
+    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).lower().split()[-1]
+    print(save(name, "attention_quality", rows, text=text.source, limits=LIMITS, **settings))
     return 0 if kept else 1
 
 
