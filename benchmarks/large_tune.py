@@ -1,17 +1,22 @@
 """The fastest configurations of the Hopper kernel for many tokens, beside cuBLAS in the same run.
 
     python benchmarks/large_tune.py --m 64,128,256,1024,4096 --shapes 8192x28672,28672x4096
+    python benchmarks/large_tune.py --invariant --m 1,8,16,32,64,128,256 --name large_invariant
 
 Kernels are compiled by all cores first. Every result is compared with float32 before it is timed, and the last of the
-timed ones with the first. Each shape is measured in a process of its own: one that says nothing for a while hangs, is
-ended, and starts again after the configuration it was at. Times are those of matmul.py: CUDA graphs over copies of the
-weight. All go into large_tune.json; the table printed has the best of each case.
+timed ones with the first. A GPU that computes for long slows down, so all configurations and cuBLAS take turns, several
+times; a row has the median of its turns. Each shape is measured in a process of its own: one that says nothing for a
+while hangs, is ended, and starts again without the configuration it was at. Times are those of matmul.py: CUDA graphs
+over copies of the weight. All go into the record; the table printed has the best of each case.
+
+--invariant: configurations that serve batch_invariant=True, beside what runs without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
@@ -19,7 +24,8 @@ from typing import Any
 
 import torch
 
-from hopper_compile import compile_all
+from hopper_compile import Config, compile_all
+from lowbit.dispatch.choose import choose
 from lowbit.formats import parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
@@ -30,66 +36,70 @@ from matmul import READ_TBS, SHAPES, TFLOPS, copies_of, dense, floor_us, launch_
 from record import save
 
 SILENCE_SECONDS = 40.0  # of a measuring process, from where on it hangs; the first message takes longest
-MOST_TOKENS_COPIES = 4  # copies of the weight from 1024 tokens on, where a launch is long and few come from the L2
-FEWEST_DEQUANTIZED = 512  # tokens
+MANY = 512  # tokens: from here on fewer copies of the weight, since few come from the L2, and dequantizing too
+COPIES_OF_MANY = 4
+PRINTED = ("block_m", "block_k", "stages", "parts", "splits", "row_blocks", "warps", "chunk", "ctas_per_sm", "band")
 # block_m, block_k, parts, row blocks, chunk, CTAs of a multiprocessor, registers at launch
 KERNELS = [
-    (64, 128, 2, 2, 64, 1, 168), (64, 128, 2, 2, 32, 1, 168), (64, 128, 2, 1, 64, 1, 168), (64, 256, 2, 1, 64, 1, 168),
-    (64, 128, 2, 1, 64, 2, 80), (64, 64, 2, 2, 64, 1, 168), (128, 128, 2, 2, 64, 1, 168), (128, 128, 2, 2, 32, 1, 168),
-    (128, 64, 2, 2, 64, 1, 168), (128, 64, 2, 2, 32, 1, 168), (128, 128, 2, 1, 64, 1, 168),
-    (128, 128, 2, 1, 32, 1, 168), (128, 64, 2, 1, 64, 1, 168), (256, 64, 2, 1, 64, 1, 168),
-    (256, 64, 2, 1, 32, 1, 168), (256, 128, 2, 1, 32, 1, 168),
+    (64, 128, 4, 1, 64, 1, 96), (64, 128, 4, 1, 128, 1, 96), (64, 64, 4, 1, 64, 1, 96), (64, 256, 2, 1, 64, 1, 168),
+    (128, 128, 4, 1, 64, 1, 96), (128, 64, 4, 1, 64, 1, 96), (128, 128, 2, 1, 64, 1, 168),
+    (128, 128, 2, 2, 64, 1, 168), (256, 64, 2, 1, 64, 1, 168), (256, 128, 2, 1, 32, 1, 168),
+]  # fmt: skip
+INVARIANT = [
+    (8, 256, 2, 1, 64, 1, 168), (8, 512, 2, 1, 64, 1, 168), (8, 256, 2, 1, 64, 2, 80), (8, 512, 1, 1, 64, 2, 128),
+    (8, 256, 1, 1, 64, 3, 80), (16, 256, 2, 1, 64, 1, 168), (16, 512, 2, 1, 64, 1, 168), (16, 256, 2, 1, 64, 2, 80),
+    (32, 256, 2, 1, 64, 1, 168), (32, 256, 2, 1, 64, 2, 80), (64, 128, 2, 1, 64, 1, 168), (64, 256, 2, 1, 64, 1, 168),
+    (64, 128, 2, 1, 64, 2, 80), (128, 128, 2, 1, 64, 1, 168), (128, 64, 2, 1, 64, 1, 168),
 ]  # fmt: skip
 
 
-def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype) -> list[LargeConfig | DenseConfig]:
-    """What the family takes, first, and those of KERNELS that suit m, each with several bands; dequantizing."""
+def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype, invariant: bool) -> list[KernelConfig]:
+    """What runs now without batch_invariant, first; then what the family takes, and the kernels above that suit m."""
     problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
-    own = get_family(NAME).default(problem)
-    assert isinstance(own, LargeConfig)
-    found: list[LargeConfig | DenseConfig] = [own]
-    if m >= FEWEST_DEQUANTIZED:
+    family = get_family(NAME)
+    found = [choose(problem, "hopper" if m <= 64 else NAME).config]
+    found.append(family.default(replace(problem, batch_invariant=invariant)))
+    if m >= MANY and not invariant:
         found.append(DenseConfig(DEQUANTIZE))
-    for block_m, block_k, parts, row_blocks, chunk, ctas, registers in KERNELS:
-        if not (block_m // 2 < m and (m <= 256 or block_m >= 128)):
+    suited = next((size for size in (8, 16, 32, 64) if m <= size), 128)
+    for block_m, block_k, parts, row_blocks, chunk, ctas, registers in INVARIANT if invariant else KERNELS:
+        fitting_m = block_m in (suited, 64) if invariant else block_m // 2 < m and (m <= 256 or block_m >= 128)
+        if not fitting_m or (invariant and m > block_m < 64):
             continue
         m_tiles = -(-m // block_m)
-        for band in (1,) if m_tiles == 1 else (1, 8) if m_tiles <= 4 else (8, 16, 32):
-            config = LargeConfig(NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band, ctas_per_sm=ctas)
-            config = fitting(config, parse_format(name))
+        for band in (1,) if m_tiles <= 4 else (16, 32):
+            config = LargeConfig(NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band)
+            config = fitting(replace(config, ctas_per_sm=ctas, sliced=invariant), parse_format(name))
             if illegal_config(config, parse_format(name)) is None:
                 found.append(config)
-                if m_tiles > 1 and band == 8 and m >= 1024:
-                    found.append(replace(config, whole_tiles=True))
     return list(dict.fromkeys(found))
 
 
 def measured(
-    n: int, k: int, tokens: list[int], name: str, dtype: torch.dtype, skip: set[tuple[int, str]]
-) -> Iterator[dict[str, Any]]:
-    """Rows of one shape; before a configuration is launched, a row without "us" that names it."""
-    weight_format = parse_format(name)
-    copies = copies_of(n * k * weight_format.bits / 8)
+    n: int, k: int, options: argparse.Namespace, skip: set[tuple[int, str]]
+) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    """(m, configuration, its row): the row is None before a configuration is launched."""
+    name, dtype = options.format, getattr(torch, options.dtype)
+    copies = copies_of(n * k * parse_format(name).bits / 8)
     weights = [random_weight(n, k, name, seed) for seed in range(copies)]
     truth = dense(weights[0], torch.float32)
     wide = [truth.to(dtype).clone() for _ in range(copies_of(n * k * 2))]
-    for m in tokens:
+    for m in options.tokens:
         x = torch.randn(m, k, device="cuda").to(dtype)
         exact = x.float() @ truth.t()
-        count = copies if m < 1024 else MOST_TOKENS_COPIES
-        floor = floor_us(weights[0], m)
-        shared = {"n": n, "k": k, "m": m, "format": name, "dtype": str(dtype)[6:], "floor_us": floor}
-        if (m, "cublas") not in skip:
-            yield {**shared, "config": "cublas"}
-            us = launch_us(lambda x=x, c=count: [torch.mm(x, w.t()) for w in wide[:c]] and None, count, 8)
-            yield {**shared, "config": "cublas", "us": us}
-        for config in candidates(m, n, k, name, dtype):
-            if (m, str(config)) in skip:
-                continue
-            yield {**shared, "config": str(config)}
-            yield {**shared, "config": str(config), "values": asdict(config)} | _time(
-                config, x, weights[:count], exact, 8 if m < 1024 else 4
-            )
+        count, replays = (copies, 8) if m < MANY else (COPIES_OF_MANY, 3)
+        shared = {"n": n, "k": k, "m": m, "format": name, "dtype": options.dtype, "floor_us": floor_us(weights[0], m)}
+        for _ in range(options.turns):
+            us = launch_us(lambda x=x, c=count: [torch.mm(x, w.t()) for w in wide[:c]] and None, count, replays)
+            yield m, "cublas", {**shared, "config": "cublas", "us": us}
+            for config in candidates(m, n, k, name, dtype, options.invariant):
+                if (m, str(config)) in skip:
+                    continue
+                yield m, str(config), None
+                found = _time(config, x, weights[:count], exact, replays)
+                yield m, str(config), {**shared, "config": str(config), "values": asdict(config), **found}
+                if "wrong" in found:
+                    skip.add((m, str(config)))
     assert workspace.is_empty()
 
 
@@ -113,71 +123,84 @@ def _time(config: KernelConfig, x: Any, weights: list[Any], exact: Any, replays:
 def _process(pipe: Connection, *arguments: Any) -> None:
     try:
         with torch.inference_mode():
-            for row in measured(*arguments):
-                pipe.send(row)
-        pipe.send(None)
+            for message in measured(*arguments):
+                pipe.send(message)
+        pipe.send("done")
     except Exception as error:  # the parent says which configuration it was
-        pipe.send({"failed": f"{type(error).__name__}: {error}"[:300]})
+        pipe.send(f"{type(error).__name__}: {error}"[:300])
 
 
-def supervised(n: int, k: int, tokens: list[int], name: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+def supervised(n: int, k: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows of a shape, whatever hangs or fails on the way."""
-    rows: list[dict[str, Any]] = []
-    done: set[tuple[int, str]] = set()
+    turns: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    skip: set[tuple[int, str]] = set()
     context = multiprocessing.get_context("spawn")
     while True:
         here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_process, args=(there, n, k, tokens, name, dtype, done), daemon=True)
+        process = context.Process(target=_process, args=(there, n, k, options, skip), daemon=True)
         process.start()
         there.close()
-        at: dict[str, Any] = {}
-        finished = False
+        at, trouble = None, "hangs"
         while here.poll(SILENCE_SECONDS):
             try:
-                row = here.recv()
+                message = here.recv()
             except EOFError:
-                row = {"failed": "its process ended"}
-            if row is None:
-                finished = True
+                message = "its process ended"
+            if isinstance(message, str):
+                trouble = message
                 break
-            if "failed" in row:
-                at["wrong"] = row["failed"]
-                break
-            if "us" in row or "wrong" in row:
-                rows.append(row)
+            m, config, row = message
+            at = (m, config)
+            if row is not None:
+                turns.setdefault(at, []).append(row)
                 if "wrong" in row:
-                    print(f"m {row['m']} {row['config']}: {row['wrong']}", flush=True)
-            else:
-                done.add((row["m"], row["config"]))
-                at = row
+                    print(f"m {m} {config}: {row['wrong']}", flush=True)
+                    skip.add(at)
         process.kill()
         process.join()
-        if finished or not at:
-            return rows
-        rows.append({"wrong": "hangs", **at})
-        print(f"m {at['m']} {at['config']}: {rows[-1]['wrong']}", flush=True)
+        if trouble == "done":
+            break
+        print(f"{at}: {trouble}", flush=True)
+        if at is None or at in skip:
+            break
+        skip.add(at)
+        turns = {case: rows for case, rows in turns.items() if case in skip}  # the rest is measured again
+        turns.setdefault(at, []).append({"n": n, "k": k, "m": at[0], "config": at[1], "wrong": trouble})
+    return [_median(rows) for rows in turns.values()]
+
+
+def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several turns; the first that was wrong, where one was."""
+    wrong = next((row for row in rows if "wrong" in row), None)
+    us = [row["us"] for row in rows if "us" in row]
+    return wrong or {**rows[0], "us": statistics.median(us), "turns_us": us}
 
 
 def print_table(rows: list[dict[str, Any]], most: int) -> None:
-    """The `most` fastest configurations of each case beside the floor and cuBLAS."""
-    cases = list(dict.fromkeys((row["n"], row["k"], row["m"]) for row in rows))
-    for n, k, m in cases:
-        here = sorted((r for r in rows if (r["n"], r["k"], r["m"]) == (n, k, m) and "us" in r), key=lambda r: r["us"])
+    """The `most` fastest of each case beside the floor and cuBLAS; and what runs now, if it is none of them."""
+    for n, k, m in dict.fromkeys((row["n"], row["k"], row["m"]) for row in rows):
+        here = [r for r in rows if (r["n"], r["k"], r["m"]) == (n, k, m) and "us" in r]
         cublas = next((r["us"] for r in here if r["config"] == "cublas"), float("nan"))
-        others = [r for r in here if r.get("values", {}).get("family") == DEQUANTIZE]
-        if others:
-            us = others[0]["us"]
-            print(f"{n} x {k} m {m}: dequantize and cuBLAS {us:.1f} us ({us / cublas:.2f})")
-        own = [r for r in here if r["config"] != "cublas" and r not in others]
-        for row in own[:most]:
-            v = row["values"]
-            tile = ",".join(str(v[name]) for name in ("block_m", "block_k", "stages", "parts", "row_blocks", "chunk"))
-            rest = f"x{v['ctas_per_sm']} band {v['band']}{' whole' if v['whole_tiles'] else ''}"
-            us, floor = row["us"], row["floor_us"]
-            rate = 2e-6 * m * n * k / us
+        own = [r for r in here if r["config"] != "cublas"]
+        best = sorted(own, key=lambda r: r["us"])[:most]
+        for row in [*best, *(r for r in own[:2] if r not in best)]:
+            v, us, floor = row["values"], row["us"], row["floor_us"]
+            names = (
+                "block_m",
+                "block_k",
+                "stages",
+                "parts",
+                "splits",
+                "row_blocks",
+                "warps",
+                "chunk",
+                "ctas_per_sm",
+                "band",
+            )
+            tile = " ".join(f"{name} {v[name]}" for name in names if name in v)
             print(
-                f"{n} x {k} m {m}: {us:.1f} us, floor {floor:.1f} ({floor / us:.0%}), cuBLAS {cublas:.1f} "
-                f"({us / cublas:.2f}), {rate:.0f} TFLOP/s: {tile} {rest}"
+                f"{n} x {k} m {m}: {us:.1f} us, {floor / us:.0%} of floor, {us / cublas:.2f} x cuBLAS, "
+                f"{2e-6 * m * n * k / us:.0f} TFLOP/s: {v['family']} {tile}{' sliced' if v.get('sliced') else ''}"
             )
 
 
@@ -187,22 +210,25 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--m", default="64,128,256,1024,4096")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
-    parser.add_argument("--best", type=int, default=4, help="rows printed for a case")
+    parser.add_argument("--invariant", action="store_true")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--best", type=int, default=3, help="rows printed for a case")
     parser.add_argument("--name", default="large_tune", help="of the record")
     options = parser.parse_args()
-    dtype = getattr(torch, options.dtype)
+    options.tokens = [int(m) for m in options.m.split(",")]
     shapes = [(int(n), int(k)) for n, k in (shape.split("x") for shape in options.shapes.split(","))]
-    tokens = [int(m) for m in options.m.split(",")]
+    dtype = getattr(torch, options.dtype)
     x_type = {"float16": "fp16", "bfloat16": "bf16"}[options.dtype]
-    compile_all(
-        (c, options.format, x_type)
+    configs: list[Any] = [
+        config
         for n, k in shapes
-        for m in tokens
-        for c in candidates(m, n, k, options.format, dtype)
-    )
+        for m in options.tokens
+        for config in candidates(m, n, k, options.format, dtype, options.invariant)
+    ]
+    compile_all((config, options.format, x_type) for config in configs if isinstance(config, Config))
     rows: list[dict[str, Any]] = []
     for n, k in shapes:
-        found = supervised(n, k, tokens, options.format, dtype)
+        found = supervised(n, k, options)
         print_table(found, options.best)
         rows += found
     device = torch.cuda.get_device_name().lower().split()[-1]

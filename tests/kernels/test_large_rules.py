@@ -10,7 +10,7 @@ import torch
 from lowbit.formats import parse_format, quantize
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.large import lift_of, shared_out
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
 from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.packing import pack_as
 
@@ -38,11 +38,12 @@ def test_the_rule_is_legal_for_every_served_problem(name: str) -> None:
     [
         ({"block_m": 96}, "tokens come in tiles of 8, 16, 32, 64, 128 or 256"),
         ({"block_m": 256}, "2 blocks of 64 rows by 256 tokens: the sums need too many registers"),
-        ({"parts": 3}, "there are 1 or 2 of each"),
+        ({"parts": 3}, "there are 1, 2 or 4 parts of 1 or 2 blocks"),
         ({"block_k": 96}, "a multiple of 64, and a box has 256 lines"),
         ({"stages": 9}, "bytes of shared memory: a CTA has 232448; take fewer stages"),
         ({"block_k": 192}, "whole groups of 128, or a part of one"),
         ({"maxnreg": 176}, "a multiprocessor has 65536"),
+        ({"sliced": True, "row_blocks": 2}, "at most 2 parts of 64 x 128 or 128 x 64 sums"),
         ({"chunk": 16}, "32, 64 or 128 columns are decoded at a time"),
     ],
 )
@@ -81,6 +82,30 @@ def test_lifted_scales_neither_overflow_nor_vanish(name: str, size: float) -> No
     assert float(largest) < 2.0**15
     assert 2.0**12 <= float(largest * max(1.0, float(numbers))) < 2.0**15
     assert lift_of(weight, "bf16", factor).tolist() == [1.0, 1.0]
+
+
+def test_slices_depend_on_the_weight_alone() -> None:
+    assert slices(8192, 28672) == (2, 14336)
+    assert slices(28672, 4096) == (4, 1024)
+    assert slices(4096, 4096) == (4, 1024)
+    assert slices(4096, 300) == (1, 512)
+    for n, k in ((1, 8), (517, 7392), (6144, 4096), (32001, 1440), (14336, 4096)):
+        count, columns = slices(n, k)
+        assert 1 <= count <= 8
+        assert columns % 512 == 0
+        assert (count - 1) * columns < k <= count * columns
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_number_of_tokens_has_slices_where_rows_must_not_depend_on_it(name: str) -> None:
+    family = get_family(NAME)
+    for m in (1, 9, 64, 65, 300, 5000):
+        problem = replace(_problem(name, m), batch_invariant=True)
+        config = family.default(problem)
+        assert isinstance(config, LargeConfig)
+        assert config.sliced
+        assert illegal_config(config, problem.format) is None
+        assert family.slower(problem) is None
 
 
 def test_scales_of_nothing_are_left_alone() -> None:

@@ -57,7 +57,8 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
     Raises UnsupportedConfig if the named family does not serve the problem, or none does.
     """
     found = untuned(problem, backend)
-    if measured := measured_config(problem, comparable(backend)):
+    names = [found.family.name] if problem.batch_invariant else comparable(backend)  # families differ in their bits
+    if measured := measured_config(problem, names):
         return Choice(get_family(measured.family), measured, found.passed, HERE)
     return found
 

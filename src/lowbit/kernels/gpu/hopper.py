@@ -188,6 +188,10 @@ class Hopper(KernelFamily):
             return f"a configuration of {config.family!r}: it takes HopperConfig"
         if problem.batch_invariant and not config.whole_tiles:
             return "batch_invariant with tiles shared between CTAs: it needs whole_tiles=True"
+        if problem.batch_invariant:
+            own = choose_config(problem)  # other parts of k would be added in another order
+            if (config.block_k, config.splits, config.wide) != (own.block_k, own.splits, own.wide):
+                return f"batch_invariant in units of {config.block_k} columns, {config.splits} parts: it needs {own}"
         return illegal_config(config, problem.format)
 
     def default(self, problem: Problem) -> HopperConfig:

@@ -21,7 +21,7 @@ from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.hopper import multiprocessors, unserved_device
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
 from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.work import X_TYPES
@@ -82,7 +82,7 @@ class Prepared:
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
         maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2, 2))
         self._at = len(slots)
-        slots += [8] * 5 + [4] * 9 + [8] * 2
+        slots += [8] * 5 + [4] * 10 + [8] * 2
         self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._lock = Lock()
         self._maps = {name: (self._launch.addresses[maps[i]], binary.maps[i]) for name, i in (("x", -2), ("y", -1))}
@@ -116,14 +116,19 @@ class Prepared:
         """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
         config = self.config
         k_tiles = -(-self.k // config.block_k)
+        grain, slots = 1, 1
+        if config.sliced:
+            count, columns = slices(self.n, self.k)
+            grain, slots = columns // config.block_k, count - 1
+            k_tiles = count * grain
         m_tiles = -(-m // config.block_m)
         n_tiles = -(-self.n // config.rows)
         tiles = n_tiles * m_tiles
-        ctas, striped = shared_out(config, tiles, k_tiles, config.ctas_per_sm * multiprocessors(self.device))
-        base, more = divmod(striped * k_tiles, ctas)
-        words = ctas * config.rows * config.block_m if striped else 0
-        band = min(config.band, n_tiles)
-        numbers = (m, self.n, k_tiles, m_tiles, tiles, band, striped, base, more)
+        most = config.ctas_per_sm * multiprocessors(self.device)
+        ctas, striped = shared_out(config, tiles, k_tiles // grain, most)
+        base, more = divmod(striped * k_tiles // grain, ctas)
+        words = ctas * slots * config.rows * config.block_m if striped else 0
+        numbers = (m, self.n, k_tiles, m_tiles, tiles, min(config.band, n_tiles), striped, base, more, grain)
         return ctas, words, (self._super, self._lift.data_ptr(), *numbers)
 
     def _set_map(self, name: str, values: Tensor) -> None:
@@ -161,20 +166,20 @@ class Large(KernelFamily):
             return "sections: it serves one format for all of k"
         if problem.x_dtype not in X_TYPES:
             return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if problem.batch_invariant:
-            return "batch_invariant: a tile's place in the grid decides how its columns are cut"
         if reason := unserved_device(problem.index):
             return reason
         if config is None:
             return None
         if not isinstance(config, LargeConfig):
             return f"a configuration of {config.family!r}: it takes LargeConfig"
+        if problem.batch_invariant and not config.sliced:
+            return "batch_invariant with k in one sum, or cut where multiprocessors end: it needs sliced=True"
         return illegal_config(config, problem.format)
 
     def slower(self, problem: Problem) -> str | None:
-        if problem.m < FEWEST_TOKENS:
+        if problem.m < FEWEST_TOKENS and not problem.batch_invariant:
             return f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on"
-        return "no card has run it yet: backend='hopper_large' takes it"
+        return None
 
     def default(self, problem: Problem) -> LargeConfig:
         return choose_large(problem)

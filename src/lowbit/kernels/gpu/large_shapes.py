@@ -1,4 +1,4 @@
-"""Which tile for many tokens where nobody measured."""
+"""Which tile for many tokens where nobody measured. Read off benchmarks/large_tune.py on the H200."""
 
 from __future__ import annotations
 
@@ -6,19 +6,40 @@ from dataclasses import replace
 
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config
 from lowbit.kernels.problem import Problem
+from lowbit.packing.tiles import PLANES
 
-_BAND = 16  # tiles of rows beside each other, where there are many tiles of tokens
-_FEW_TILES = 4  # of tokens: then tiles of the same rows follow each other
+# Few tokens need each weight decoded for as few products, so four warpgroups hide each other's decoding; 256 tokens
+# share what is decoded, and two are enough.
+_TILES = {
+    64: LargeConfig(NAME, 64, 128, 5, parts=4, row_blocks=1, maxnreg=96),
+    128: LargeConfig(NAME, 128, 128, 3, parts=2, row_blocks=2),
+    256: LargeConfig(NAME, 256, 64, 4, parts=2, row_blocks=1),
+}
+_COST = {64: 1.3, 128: 1.06, 256: 1.0}  # of a token in a tile that is full
+_SLICED = LargeConfig(NAME, 8, 256, 8, parts=2, row_blocks=1, sliced=True)
+_MOST_SLICED = 128
+_FEW = 4  # tiles of tokens: up to here the same rows follow each other
+_BANDS = {64: 8, 128: 16, 256: 32}  # tiles of rows beside each other: with 132 tiles they need as many bytes as tokens
+
+
+def tile_tokens(m: int) -> int:
+    """Tokens of a tile for m of them: what costs least, the last tile's empty part included."""
+    return min(_TILES, key=lambda tokens: -(-m // tokens) * tokens * _COST[tokens])
 
 
 def choose_large(problem: Problem) -> LargeConfig:
     """A legal configuration for any legal problem."""
-    block_m = 64 if problem.m <= 64 else 128
-    block_k = 128 if problem.format.bits <= 4 else 64
-    m_tiles = -(-problem.m // block_m)
-    config = LargeConfig(NAME, block_m, block_k, 8, band=1 if m_tiles <= _FEW_TILES else _BAND)
-    if problem.format.bits in (1, 3, 5, 7):
-        config = replace(config, block_k=128)
+    if problem.batch_invariant:
+        tokens = next((size for size in (8, 16, 32, 64) if problem.m <= size), _MOST_SLICED)
+        config = replace(_SLICED, block_m=tokens, block_k=128 if tokens == _MOST_SLICED else 256)
+    else:
+        tokens = tile_tokens(problem.m)
+        config = _TILES[tokens]
+        if -(-problem.m // tokens) > _FEW:
+            config = replace(config, band=_BANDS[tokens])
+    least = 128 if 1 in PLANES[problem.format.bits] else 64
+    block_k = config.block_k // 2 if problem.format.bits > 4 else config.block_k
+    config = replace(config, block_k=max(least, block_k))
     config = fitting(config, problem.format)
     assert illegal_config(config, problem.format) is None, config
     return config
