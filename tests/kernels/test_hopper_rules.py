@@ -89,7 +89,10 @@ def test_what_it_does_not_serve_it_says(name: str, sentence: str) -> None:
         ({"device": "cpu"}, "weights on cpu: it runs on CUDA devices"),
         ({"layout": "dense"}, "layout 'dense': it reads 'fragment'; pack with layout='fragment'"),
         ({"x_dtype": torch.float32}, "x is torch.float32: it serves float16 and bfloat16"),
-        ({"sections": (Section(0, 64, parse_format("int4_g64")),)}, "sections: it serves one format for all of k"),
+        (
+            {"sections": (Section(0, 64, parse_format("int4_g64_asym")),)},
+            "sections of int4_g64_asym: it serves scales of one type for all, not e8m0, and no zero points",
+        ),
     ],
 )
 def test_problems_outside_are_refused(change: dict[str, object], sentence: str) -> None:

@@ -32,6 +32,21 @@ def rows_box(blocks: int, groups: int, bits: int) -> list[int]:
     return [blocks, groups, bits // 2, 128 // bits]
 
 
+def tile_type(kind: str, shape: list[int], bits: int) -> str:
+    """The type of a tensor map whose boxes have a shape."""
+    from lowbit.kernels.gpu.compat import gl
+
+    swizzle = 128 if shape[-1] * bits >= 1024 else 0
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
+    return f"tensordesc<{kind}[{','.join(map(str, shape))}],{layout!r}>"
+
+
+def values_type(name: str, blocks: int, groups: int) -> str:
+    """The type of a map of rows of scales or zeros that are stored as `name`, a key of SCALE_TYPES."""
+    bits = 8 * SCALE_TYPES[name].storage.itemsize
+    return tile_type("u8" if bits == 8 else name, rows_box(blocks, groups, bits), bits)
+
+
 @lru_cache(maxsize=512)
 def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
     """Compile, or take from Triton's cache on disk. x_type: "fp16" or "bf16".
@@ -44,41 +59,33 @@ def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
         raise UnsupportedConfig(
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
         ) from error
-    gl = compat.gl
     blocks = plan.BLOCKS * plan.PARTS if isinstance(plan, LargePlan) else plan.BLOCKS
 
-    def tile(kind: str, shape: list[int], bits: int) -> str:
-        swizzle = 128 if shape[-1] * bits >= 1024 else 0
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
-        return f"tensordesc<{kind}[{','.join(map(str, shape))}],{layout!r}>"
-
-    planes = {f"w{i}_desc": tile("i32", [blocks, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)}
+    planes = {
+        f"w{i}_desc": tile_type("i32", [blocks, plan.BK // 16 * bits, 32], 32) for i, bits in enumerate(plan.PLANES)
+    }
     absent = {f"w{i}_desc": None for i in range(len(plan.PLANES), MOST_PLANES)}
-
-    def values(name: str, groups: int) -> str:
-        bits = 8 * SCALE_TYPES[name].storage.itemsize
-        return tile("u8" if bits == 8 else name, rows_box(blocks, groups, bits), bits)
 
     supers = {}
     if plan.ROWS != "none":
-        supers["u_desc"] = values(plan.ROWS, plan.ROWS_GROUPS)
+        supers["u_desc"] = values_type(plan.ROWS, blocks, plan.ROWS_GROUPS)
         if plan.ZERO == "minimum":
             supers["v_desc"] = supers["u_desc"]
     of_weight = {
         **planes,
-        "s_desc": values(plan.SCALE, plan.SCALE_GROUPS),
-        "z_desc": values(plan.SCALE if plan.ZERO in ("float", "minimum") else "u4", plan.ZERO_GROUPS),
+        "s_desc": values_type(plan.SCALE, blocks, plan.SCALE_GROUPS),
+        "z_desc": values_type(plan.SCALE if plan.ZERO in ("float", "minimum") else "u4", blocks, plan.ZERO_GROUPS),
         **supers,
     }
-    x = {"x_desc": tile(x_type, [plan.BM, plan.BK], 16)}
+    x = {"x_desc": tile_type(x_type, [plan.BM, plan.BK], 16)}
     results = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32"}
     if isinstance(plan, LargePlan):
-        y = {"y_desc": tile(x_type, [plan.BM, plan.BLOCKS * 64], 16)}
+        y = {"y_desc": tile_type(x_type, [plan.BM, plan.BLOCKS * 64], 16)}
         numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more", "grain")
         function = large_body.matmul
         rest = x | y | results | {"super_ptr": "*fp32", "lift_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
     elif isinstance(plan, DensePlan):
-        w = {"w_desc": tile(x_type, [plan.BLOCKS * 64, plan.BK], 16)}
+        w = {"w_desc": tile_type(x_type, [plan.BLOCKS * 64, plan.BK], 16)}
         function = dense_body.dequantize
         rest = w | {"super_ptr": "*fp32"} | dict.fromkeys(("first", "k_tiles"), "i32")
     else:

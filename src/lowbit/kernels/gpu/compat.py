@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import triton
@@ -55,7 +55,10 @@ class Constants:
     def __init__(self, source: Any) -> None:
         self._text = repr(source)
         for field in fields(source):
-            setattr(self, field.name, gl.constexpr(getattr(source, field.name)))
+            value = getattr(source, field.name)
+            if isinstance(value, tuple) and value and is_dataclass(value[0]):
+                value = tuple(Constants(part) for part in value)
+            setattr(self, field.name, gl.constexpr(value))
 
     def __repr__(self) -> str:
         return self._text
@@ -76,7 +79,7 @@ def map_kind(compiled: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile_kernel(
-    function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, **options: Any
+    function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, **options: Any
 ) -> Any:
     """Compile a Gluon function for a compute capability (90 means sm_90a); needs no GPU.
 
@@ -86,17 +89,17 @@ def compile_kernel(
 
 
 def compile_plain(
-    function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, **options: Any
+    function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, **options: Any
 ) -> Any:
     """The same for a plain Triton function."""
     return _compile(ASTSource, function, signature, constants, capability, options)
 
 
 def _compile(
-    kind: Any, function: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, options: Any
+    kind: Any, function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, options: Any
 ) -> Any:
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
-    pointers = [name for name, text in signature.items() if text.startswith("*")]
+    pointers = [name for name, text in signature.items() if isinstance(text, str) and text.startswith("*")]
     aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers}
     source = kind(fn=function, signature=types, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -26,6 +26,7 @@ from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.sections_plan import illegal_sections, illegal_sections_config, sections_config
 from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
@@ -33,7 +34,7 @@ from lowbit.packing import PackedWeight
 from lowbit.packing.tiles import PLANES
 
 REGISTERS = 65536  # of a multiprocessor
-_KEPT_MAPS = 64  # of x, and splits of m, for each weight
+KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
@@ -94,6 +95,7 @@ class Prepared:
 
         self.config = config
         self.n, self.k = weight.shape
+        self._columns = self.k  # that units of block_k columns are made of
         self.device = weight.device.index or 0
         x_type = X_TYPES[x_dtype]
         plan = plan_for(config, weight.format, x_type, bias)
@@ -124,7 +126,7 @@ class Prepared:
         m = x.shape[0]
         split = self._splits.get(m)
         if split is None:
-            if len(self._splits) >= _KEPT_MAPS:
+            if len(self._splits) >= KEPT_MAPS:
                 self._splits.clear()
             split = self._splits[m] = self._split(m)
         ctas, words, arguments = split
@@ -142,7 +144,7 @@ class Prepared:
 
     def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
         """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
-        ctas, words, *rest = share_out(self.config, m, self.n, self.k, self.most_ctas)
+        ctas, words, *rest = share_out(self.config, m, self.n, self._columns, self.most_ctas)
         return ctas, words, (self._super, m, self.n, *rest)
 
     def _set_x(self, x: Tensor, m: int) -> None:
@@ -153,12 +155,20 @@ class Prepared:
         kept = self._x_maps.get(key)
         if kept is None:
             driver.encode_map(target, self._x_kind, key[0], tuple(x.shape), tuple(x.stride()))
-            if len(self._x_maps) >= _KEPT_MAPS:
+            if len(self._x_maps) >= KEPT_MAPS:
                 self._x_maps.clear()
             self._x_maps[key] = driver.read_map(target)
         else:
             driver.write_map(target, kept)
         self._x_now = key
+
+
+def _prepared(config: HopperConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
+    if not weight.sections:
+        return Prepared(config, weight, x_dtype, bias)
+    from lowbit.kernels.gpu.sections import PreparedSections
+
+    return PreparedSections(config, weight, x_dtype, bias)
 
 
 class Hopper(KernelFamily):
@@ -172,12 +182,10 @@ class Hopper(KernelFamily):
     def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
         if problem.device != "cuda":
             return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := form.illegal_format(problem.format):
+        if reason := illegal_sections(problem.sections) if problem.sections else form.illegal_format(problem.format):
             return reason
         if problem.layout != "fragment":
             return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
-        if problem.sections:
-            return "sections: it serves one format for all of k"
         if problem.x_dtype not in X_TYPES:
             return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
         if reason := unserved_device(problem.index):
@@ -188,6 +196,10 @@ class Hopper(KernelFamily):
             return f"a configuration of {config.family!r}: it takes HopperConfig"
         if problem.batch_invariant and not config.whole_tiles:
             return "batch_invariant with tiles shared between CTAs: it needs whole_tiles=True"
+        if problem.sections:
+            if problem.batch_invariant and not config.wide:
+                return "batch_invariant sections by `mma`: they need wide=True, whatever the number of tokens"
+            return illegal_sections_config(config, problem.sections)
         if problem.batch_invariant:
             own = choose_config(problem)  # other parts of k would be added in another order
             if (config.block_k, config.splits, config.wide) != (own.block_k, own.splits, own.wide):
@@ -195,7 +207,7 @@ class Hopper(KernelFamily):
         return illegal_config(config, problem.format)
 
     def default(self, problem: Problem) -> HopperConfig:
-        return choose_config(problem)
+        return sections_config(problem) if problem.sections else choose_config(problem)
 
     def tokens(self, problem: Problem) -> int:
         return tile_tokens(problem.m) if problem.m <= 64 or problem.batch_invariant else 0
@@ -211,7 +223,7 @@ class Hopper(KernelFamily):
         handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
         prepared = handles.get(key)
         if prepared is None:
-            prepared = handles[key] = Prepared(config, weight, x.dtype, bias is not None)
+            prepared = handles[key] = _prepared(config, weight, x.dtype, bias is not None)
         if torch._C._cuda_getDevice() == prepared.device:
             prepared(x, y, bias)
         else:

@@ -40,7 +40,7 @@ from lowbit.kernels.gpu.weights import acc_layout
 
 
 @gluon.jit
-def _next(tile, column, start, end, k_tiles):
+def next_unit(tile, column, start, end, k_tiles):
     """The unit after one: tiles from the last to the first, columns upward; the run may begin inside its first tile."""
     column += 1
     if (column == k_tiles) | (tile * k_tiles + column == end):
@@ -94,13 +94,13 @@ def _produce(operands, buffers, sync, work, P: gl.constexpr):
     for i in gl.static_range(P.STAGES):
         mbarrier.expect(full.index(i), BYTES, pred=i < count)
         _fetch_weights(operands, buffers, full.index(i), i, tile, column, i < count, P)
-        tile, column = _next(tile, column, start, end, k_tiles)
+        tile, column = next_unit(tile, column, start, end, k_tiles)
     gdc_wait()  # x is the result of the kernel before this one
     tile = last
     column = first
     for i in gl.static_range(P.STAGES):
         _fetch_tokens(operands, buffers, full.index(i), i, tile, column, i < count, P)
-        tile, column = _next(tile, column, start, end, k_tiles)
+        tile, column = next_unit(tile, column, start, end, k_tiles)
     stage = 0
     phase = 0
     for _ in range(P.STAGES, count):
@@ -109,7 +109,7 @@ def _produce(operands, buffers, sync, work, P: gl.constexpr):
         mbarrier.expect(bar, BYTES)
         _fetch_weights(operands, buffers, bar, stage, tile, column, True, P)
         _fetch_tokens(operands, buffers, bar, stage, tile, column, True, P)
-        tile, column = _next(tile, column, start, end, k_tiles)
+        tile, column = next_unit(tile, column, start, end, k_tiles)
         phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
         stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
 

@@ -10,6 +10,12 @@ from lowbit.kernels.gpu.weights import acc_layout
 
 @gluon.jit
 def multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
+    """acc += this partition's columns of the unit in a stage: see wide_unit."""
+    return wide_unit(acc, stage_tiles(buffers, stage), part_of, P)
+
+
+@gluon.jit
+def wide_unit(acc, tiles, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `wgmma`, x from shared memory."""
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
@@ -17,7 +23,6 @@ def multiply_wide(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
     PARTS: gl.constexpr = 2 if P.GROUP == 16 else 1  # of a chunk, a product each
-    tiles = stage_tiles(buffers, stage)
     x_tile = tiles[3]
     x_type: gl.constexpr = x_tile.dtype
     a = parts_of(tiles, FIRST, x_type, a_layout, P)

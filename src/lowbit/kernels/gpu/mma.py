@@ -50,6 +50,12 @@ def parts_of(tiles, chunk: gl.constexpr, x_type: gl.constexpr, a_layout: gl.cons
 
 @gluon.jit
 def multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
+    """acc += this partition's columns of the unit in a stage: see narrow_unit."""
+    return narrow_unit(acc, stage_tiles(buffers, stage), part_of, P)
+
+
+@gluon.jit
+def narrow_unit(acc, tiles, part_of: gl.constexpr, P: gl.constexpr):
     """acc += this partition's columns of a unit in shared memory, by `mma`: 8 tokens at a time, x in registers too.
 
     `wgmma` is slower for so few tokens: its time seems bound by its 64 x 16 weights, not by the tokens.
@@ -61,7 +67,6 @@ def multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr)
     FIRST: gl.constexpr = part_of * CHUNKS
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
     PARTS: gl.constexpr = 2 if P.GROUP == 16 else 1  # of a chunk, a product each
-    tiles = stage_tiles(buffers, stage)
     x_tile = tiles[3]
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     x_sums = no_sums(P)

@@ -1,0 +1,106 @@
+"""Sections in one launch on a card: right, the same at every run, in a graph, in act-order, batch-invariant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_weights import check_twice_torch
+
+import lowbit
+from lowbit.formats import QuantizedTensor, Section, parse_format, quantize
+from lowbit.kernels.gpu import workspace
+from lowbit.packing import pack_as
+
+EXL2 = "su4sq-fp16xcolumn"
+CASES = {
+    "five": [(512, 8, 128), (512, 6, 128), (1024, 5, 128), (2048, 4, 128), (1024, 3, 64), (512, 2, 64)],
+    "short": [(96, 6, 32), (160, 4, 32), (70, 2, 32)],  # no multiple of 64, and a short last group
+    "two": [(1152, 4, 128), (512, 3, 128)],
+}
+
+
+def random_sections(n: int, case: str, seed: int = 0) -> QuantizedTensor:
+    """A weight in EXL2's sections, rounded each for itself, in act-order."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    found, sections = [], []
+    k = sum(columns for columns, _, _ in CASES[case])
+    for columns, bits, size in CASES[case]:
+        start = sections[-1].stop if sections else 0
+        sections.append(Section(start, start + columns, parse_format(f"int{bits}_g{size}_{EXL2}")))
+        weight = torch.randn(n, columns, device="cuda", generator=generator) * k**-0.5
+        found.append(quantize(weight, sections[-1].format))
+
+    def joined(name: str) -> torch.Tensor:
+        return torch.cat([getattr(q, name) for q in found], 1)
+
+    form = max((s.format for s in sections), key=lambda f: f.bits)
+    whole = QuantizedTensor(
+        joined("codes"), joined("scales"), None, form, joined("super_scales"), sections=tuple(sections)
+    )
+    return replace(whole, perm=torch.randperm(k, device="cuda", generator=generator))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_sections_at_any_number_of_tokens(case: str, dtype: torch.dtype) -> None:
+    q = random_sections(517, case)
+    weight = pack_as(q, "fragment")
+    for m in (1, 8, 9, 16, 33) if dtype == torch.float16 else (1, 17):
+        x = torch.randn(m, weight.shape[1], device="cuda").to(dtype)
+        y = lowbit.matmul(x, weight, backend="hopper")
+        check_twice_torch(y, x, q)
+        assert torch.equal(y, lowbit.matmul(x, weight, backend="hopper"))
+    assert workspace.is_empty()
+
+
+def test_one_hot_rows_return_the_weight() -> None:
+    q = random_sections(200, "short")
+    weight = pack_as(q, "fragment")
+    k = weight.shape[1]
+    eye = torch.eye(k, device="cuda").half()
+    expected = q.dequantize().t().half()
+    for rows in (8, 16, 32):
+        for start in range(0, k, rows):
+            part = slice(start, start + rows)
+            assert torch.equal(lowbit.matmul(eye[part], weight, backend="hopper"), expected[part])
+
+
+def test_rows_do_not_depend_on_the_batch_when_asked() -> None:
+    weight = pack_as(random_sections(2048, "five"), "fragment")
+    x = torch.randn(40, weight.shape[1], device="cuda").half()
+    whole = lowbit.matmul(x, weight, batch_invariant=True, backend="hopper")
+    for rows in (slice(0, 1), slice(3, 12), slice(7, 40)):
+        assert torch.equal(lowbit.matmul(x[rows], weight, batch_invariant=True, backend="hopper"), whole[rows])
+
+
+def test_sections_in_a_chain_in_a_graph_equal_eager() -> None:
+    size = sum(columns for columns, _, _ in CASES["five"])
+    weights = [pack_as(random_sections(size, "five", seed), "fragment") for seed in range(4)]
+    x = torch.randn(3, size, device="cuda").half()
+
+    def chain() -> list[torch.Tensor]:
+        links = [x]
+        for weight in weights:
+            links.append(lowbit.matmul(links[-1], weight, backend="hopper"))
+        return links[1:]
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = chain()
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        expected = []
+        link = x
+        for weight in weights:
+            torch.cuda.synchronize()
+            link = lowbit.matmul(link, weight, backend="hopper")
+            expected.append(link)
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, e) for y, e in zip(results, expected, strict=True))
+    assert workspace.is_empty()
