@@ -10,7 +10,9 @@ from lowbit.formats.kv import KV_FORMATS, kv_format
 from lowbit.kernels.attention import NewTokens, cpu_rows
 from lowbit.kernels.cpu.engine import compile_object
 from lowbit.kernels.cpu.isa import INSTRUCTION_SETS, available
+from lowbit.kernels.cpu.page_rounding import store_pages
 from lowbit.kernels.cpu.pages import attend_pages
+from lowbit.packing.paged import PagedTensor
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu", "": "x86_64-unknown-linux-gnu"}
 HERE = [row.name for row in available()]
@@ -71,6 +73,8 @@ def test_builds(isa: str) -> None:
     for key, value in (("int4", "fp8"), ("fp16", "int8_asym")):
         spec = cpu_rows.spec_of(problem_of(key, value, window=9, soft_cap=3.0, alibi=True))
         assert compile_object(attend_pages(row, spec), TRIPLES[row.machine], jit=False)
+    for name in ("int4", "int8_asym"):
+        assert compile_object(store_pages(row, kv_format(name), 80, 2, 16), TRIPLES[row.machine], jit=False)
 
 
 def test_threads_do_not_change_a_bit() -> None:
@@ -83,3 +87,26 @@ def test_threads_do_not_change_a_bit() -> None:
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("name", [name for name, fmt in KV_FORMATS.items() if fmt.is_integer])
+@pytest.mark.parametrize("head_dim", [32, 80, 256])
+def test_storing_is_torchs_bit_for_bit(isa: str, name: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_rows, "best", lambda: INSTRUCTION_SETS[isa])
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, head_dim, generator=generator) * torch.logspace(-9, 4, 40)[:, None, None]
+    x[7], x[8, :, : head_dim // 2], x[9] = 0, 0, 1
+    slots = torch.randperm(64, generator=generator)[:40]
+    slots[5] = -3
+    ours, torchs = (PagedTensor.empty(kv_format(name), 4, 3, 16, head_dim, "cpu") for _ in range(2))
+    cpu_rows.store(ours, slots, x)
+    kept = slots >= 0
+    torchs.write(slots[kept], x[kept])
+    assert ours.scales is not None and torchs.scales is not None
+    assert torch.equal(ours.scales.view(torch.int16) & 0x7FFF, torchs.scales.view(torch.int16) & 0x7FFF)
+    assert torch.equal(ours.scales, torchs.scales) and torch.equal(ours.codes, torchs.codes)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        x[3, 1, 5] = bad
+        cpu_rows.store(ours, slots, x)
+        assert not torch.isfinite(ours.read(torch.arange(4))[slots[3], 1]).all()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
-from lowbit.kernels.attention.cpu_rows import attend_rows
+from lowbit.kernels.attention.cpu_rows import attend_rows, store
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.reference import (
     append,
@@ -25,6 +25,7 @@ from lowbit.kernels.attention.reference import (
     items_of,
     merge,
     scores,
+    turned,
     with_sinks,
 )
 from lowbit.kernels.attention.work import Work, Workspace
@@ -119,7 +120,12 @@ class Cpu(AttentionBackend):
         merge(problem, work, operands, workspace)
 
     def append(self, new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:
-        return append(new, key, value)
+        if unavailable() is not None:
+            return append(new, key, value)
+        query, keys = turned(new)
+        store(key, new.slots, keys)
+        store(value, new.slots, new.value)
+        return query
 
 
 BACKEND = Cpu()

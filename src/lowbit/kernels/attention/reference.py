@@ -128,13 +128,19 @@ class Reference(AttentionBackend):
 
 def append(new: NewTokens, key: PagedTensor, value: PagedTensor) -> Tensor:
     """See AttentionBackend.append: in float32, rounded once, to the query's dtype and to the cache's formats."""
-    query = _rotated(_normed(new.query.float(), new.query_norm, new.eps), new.cos, new.sin)
-    keys = _rotated(_normed(new.key.float(), new.key_norm, new.eps), new.cos, new.sin)
+    query, keys = turned(new)
     stored = new.slots >= 0
     slots = new.slots[stored].long()
     key.write(slots, keys[stored])
     value.write(slots, new.value[stored])
-    return query.to(new.query.dtype)
+    return query
+
+
+def turned(new: NewTokens) -> tuple[Tensor, Tensor]:
+    """-> queries in their dtype and keys in float32, after norm and rope."""
+    query = _rotated(_normed(new.query.float(), new.query_norm, new.eps), new.cos, new.sin)
+    keys = _rotated(_normed(new.key.float(), new.key_norm, new.eps), new.cos, new.sin)
+    return query.to(new.query.dtype), keys
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

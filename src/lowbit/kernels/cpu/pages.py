@@ -20,12 +20,12 @@ from lowbit.formats.kv import KVFormat
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet
+from lowbit.kernels.cpu.page_rounding import NIBBLE_SHIFTS, transformed
 from lowbit.kernels.cpu.vector_math import exponential, total
 
 PAD = 16  # floats behind the scores of a head: a multiple of every vector
 ACCUMULATORS = 12  # vectors that stay in registers
 MOST_HEADS = 8  # query heads that meet a decoded key
-_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of the eight values of a word of 4-bit codes
 
 FIELDS = (
     "query", "row", "table", "start", "end", "position", "page_table", "pages", "keys", "key_scales", "values",
@@ -45,6 +45,8 @@ class PageSpec:
     page_size: int
     key: KVFormat
     value: KVFormat
+    query: str  # storage type of queries: fp32, fp16, bf16
+    scale: float  # of query . key
     window: int = 0  # keys a query sees, itself included; 0: all
     soft_cap: float = 0.0  # 0: none
     alibi: bool = False
@@ -54,14 +56,15 @@ class PageSpec:
 def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
     """The module's text.
 
-    query [rows, heads, head_dim] float, scaled and in the basis of the keys; row, table, start, end [items] and
-    position [rows], page_table [requests, pages] int32; slopes [heads] float; scores [units, groups, room] float, room
+    query [rows, heads, head_dim] in its storage type, without the Hadamard transform; row, table, start, end [items],
+    position [rows] and page_table [requests, pages] int32; slopes [heads] float; scores [units, groups, room] float, room
     at least the keys of an item and PAD; out [items, heads, head_dim], top and total [items, heads] float, which are
     left alone where an item has no key: the result, the highest score and the sum of exp(score - highest).
     """
     f = Emitter(isa, {"arguments": PTR, "first": I64, "end": I64})
     base = f.arg("arguments")
     a = {name: f.load(I64 if name in _NUMBERS else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(FIELDS)}
+    turned = f.stack(4 * spec.groups * spec.head_dim)
     with f.loop(f.arg("first"), f.arg("end")) as loop:
         item, head = loop.index // spec.kv_heads, loop.index % spec.kv_heads
         row, table, start, end = (_integer(f, a[name], item) for name in ("row", "table", "start", "end"))
@@ -74,11 +77,24 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
             unit = _Unit(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end)
             place = (row * spec.kv_heads + head) * spec.groups
             scores = f.at(a["scores"], loop.index * a["room"] * (4 * spec.groups))
-            unit.score(f.at(a["query"], place * (4 * spec.head_dim)), scores)
+            _turn(f, spec, f.at(a["query"], place * (SIZE_BYTES[spec.query] * spec.head_dim)), turned)
+            unit.score(turned, scores)
             place = (item * spec.kv_heads + head) * spec.groups
             unit.weigh(scores, position, head, place)
             unit.sum(scores, place)
     return f.build()
+
+
+def _turn(f: Emitter, spec: PageSpec, query: Value, target: Value) -> None:
+    """A group's query heads as float, scaled and in the basis of the keys."""
+    size = spec.key.group_size(spec.head_dim) if spec.key.hadamard else f.lanes
+    with f.loop(0, spec.groups * spec.head_dim, size) as loop:
+        places = [f.at(query, (loop.index + i) * SIZE_BYTES[spec.query]) for i in range(0, size, f.lanes)]
+        x = [f.load_floats(spec.query, place, f.lanes) for place in places]
+        if spec.key.hadamard:
+            x = transformed(f, x, size)
+        for i, v in enumerate(x):
+            f.store(v * spec.scale, f.at(target, (loop.index + i * f.lanes) * 4))
 
 
 class _Unit:
@@ -238,7 +254,7 @@ def _nibbles(f: Emitter, codes: Value, at: int) -> Value:
         mask = ", ".join(f"i32 {i}" for i in range(3 * f.lanes // 2) if not f.lanes // 2 <= i < f.lanes)
         kind = f.ints
         word = f.emit(kind, f"shufflevector {kind} {words[0].name}, {kind} {words[1].name}, <{f.lanes} x i32> <{mask}>")
-    shifts = ", ".join(f"i32 {_SHIFTS[(at + lane) % 8]}" for lane in range(f.lanes))
+    shifts = ", ".join(f"i32 {NIBBLE_SHIFTS[(at + lane) % 8]}" for lane in range(f.lanes))
     nibbles: Value = word >> Value(f, f.ints, f"<{shifts}>")
     return nibbles & 15
 
