@@ -50,6 +50,11 @@ INVARIANT = ["int4_g128", "int3_g32_asym", "int8_channel_asym", "nf4_g64", "mxfp
 Case = tuple[TileConfig | LargeConfig, str, str, bool]  # configuration, format, type of x, whether there is a bias
 Job = tuple[TileConfig | LargeConfig, str, str, bool, int]  # and the compute capability
 TOKENS = {"hopper": (8, 16, 32, 64), "portable": (8, 16, 32, 64, 128)}  # of tiles
+SHAPES = [(16, 176), (48, 11008), (517, 192), (1440, 7392), (10944, 576)]
+ANY_SHAPE = [
+    "int4_g128", "int4_g128_asym", "int8_g128", "int3_g128", "q4_k", "q6_k", "nf4_g64", "mxfp4", "nvfp4",
+    "fp8_e4m3_channel", "int4_g64_zfloat", "ternary", "int2_g64_asym", "int4_g96",
+]  # fmt: skip
 ODD_SIZE = (517, 332)  # no multiple of a tile, a group or 8
 SEVERAL_TILES = ["int4_g128", "int4_g64_asym", "int8_g128"]  # also tested with many tokens
 
