@@ -58,8 +58,8 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
 
     query [rows, heads, head_dim] in its storage type, without the Hadamard transform; row, table, start, end [items],
     position [rows] and page_table [requests, pages] int32; slopes [heads] float; scores [units, groups, room] float,
-    room at least the keys of an item and PAD; out [items, heads, head_dim], top and total [items, heads] float, which are
-    left alone where an item has no key: the result, the highest score and the sum of exp(score - highest).
+    room at least the keys of an item and PAD; out [items, heads, head_dim], top and total [items, heads] float, left
+    alone where an item has no key: the result, the highest score and the sum of exp(score - highest).
     """
     f = Emitter(isa, {"arguments": PTR, "first": I64, "end": I64})
     base = f.arg("arguments")
