@@ -88,6 +88,12 @@ def test_what_was_typed_wrongly(
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.unfinished").exists()
 
 
+def test_a_text_too_short_to_hold_some_of_it_out(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    done = lowbit("quantize", model, str(tmp_path / "out"), *OPTIONS, "--calibrate", text, "--held-out", "999")
+    assert done.code == 0, done.err
+    assert "not compared with the original: 4 windows to calibrate on and 999 held out need 32096 tokens" in done.err
+
+
 @pytest.mark.parametrize(("form", "says"), [("nf4_g32", "it holds integers, not nf4"), ("nvfp4", "use nvfp4_div")])
 def test_what_cannot_be_written_is_refused_before_the_work(
     form: str, says: str, model: str, text: str, lowbit: Run, tmp_path: Path

@@ -155,3 +155,18 @@ def test_a_full_disk_under_stdout(model: str, start: Run) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err == "lowbit: error: No space left on device\n"
+
+
+def test_interrupted_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.cli import start
+
+    class Interrupts:
+        """Ctrl-C while a module is looked for."""
+
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == "lowbit.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "lowbit.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    assert start.main() == 130

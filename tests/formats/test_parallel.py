@@ -52,6 +52,7 @@ def test_one_thread_or_another_device_stays_where_it_is() -> None:
 
     here = threading.current_thread().name
     assert each(work, [1, 2], torch.device("cuda")) == [here, here]
+    assert each(work, [1], CPU) == [here]  # with all of torch's threads
     torch.set_num_threads(1)
     assert each(work, [1, 2], CPU) == [here, here]
 

@@ -22,6 +22,7 @@ from lowbit.formats import QuantizedTensor, parse_format, quantize
 from lowbit.models import Decoder, load_model, model_config
 from lowbit.quantizers import Job, Options, Recipe, Rule, Settings, calibration, deliver
 from lowbit.quantizers.deliver import REPORT, require_output, work_folder
+from lowbit.quantizers.saved import full_disk
 from lowbit.quantizers.states import RESIDENT_BYTES, States
 
 CONFIG: dict[str, Any] = {
@@ -421,3 +422,11 @@ def test_activations_that_stay_in_files_give_the_same(
     in_memory = quantized(model(make), tmp_path / "a")
     monkeypatch.setitem(RESIDENT_BYTES, "cpu", 0)
     assert same(in_memory, quantized(model(make), tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "free some space and run"), (errno.EACCES, "make the folder writable or")]
+)
+def test_what_the_file_system_refuses_has_its_own_remedy(number: int, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(QuantizationError, match=f"finished blocks are kept; {remedy}"), full_disk(tmp_path):
+        raise OSError(number, os.strerror(number))

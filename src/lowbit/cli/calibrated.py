@@ -52,6 +52,12 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
     if len(ids) < (asked.samples + asked.windows) * asked.length:
         held = []  # too short for both: calibration says so if even it does not fit
     data = calibration(ids[: len(ids) - len(held)], text, samples=asked.samples, length=asked.length)
+    if asked.windows and not held:
+        note(
+            f"not compared with the original: {asked.samples} windows to calibrate on and {asked.windows} held out "
+            f"need {(asked.samples + asked.windows) * asked.length} tokens, and {text} has {len(ids)}; take fewer "
+            "--samples or a smaller --held-out"
+        )
     with usage(QuantizationError):
         options = Options(search=asked.search, order=asked.order, damping=asked.damping)
         settings = Settings(recipe, asked.method, options, device, _dtype(device.type))

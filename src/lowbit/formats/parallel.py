@@ -29,7 +29,7 @@ def each(work: Callable[[T], R], items: Sequence[T], device: torch.device) -> li
     """
     before = torch.get_num_threads()
     count = min(before, usable_cores(), len(items))
-    if device.type != "cpu" or before == 1 or count == 0:
+    if device.type != "cpu" or before == 1 or len(items) <= 1:
         return [work(item) for item in items]
     inference = torch.is_inference_mode_enabled()
     ready = Barrier(count + 1)

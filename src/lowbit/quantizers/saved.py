@@ -13,6 +13,7 @@ removed by the next one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from lowbit.errors import FormatError, QuantizationError
 from lowbit.formats import QuantizedTensor, parse_format
 
 PARTIAL = ".partial"
-KEPT = "finished blocks are kept; free some space and run the same command again"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _TENSORS = tuple(f.name for f in fields(QuantizedTensor) if f.name not in ("format", "sections"))
 
 
@@ -189,11 +190,16 @@ def full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise QuantizationError(f"{path}: {error.strerror or error}: {KEPT}") from error
+        raise QuantizationError(f"{path}: {error.strerror or error}: {_kept(error.errno in FULL)}") from error
     except Exception as error:
         if type(error).__name__ != "SafetensorError":  # what its writer makes of a full disk
             raise
-        raise QuantizationError(f"{path}: {error}: {KEPT}") from error
+        raise QuantizationError(f"{path}: {error}: {_kept('No space left' in str(error))}") from error
+
+
+def _kept(full: bool) -> str:
+    remedy = "free some space" if full else "make the folder writable or mend its disk"
+    return f"finished blocks are kept; {remedy} and run the same command again"
 
 
 def _tensors(values: Mapping[str, Value]) -> dict[str, Tensor]:
