@@ -9,11 +9,14 @@ from lowbit.timing import Sampler, race
 from lowbit.tuner.tunable import Bench, Candidate, WrongResult
 
 ROUNDS = 11
+DROP = 1.08  # times the best: from there on a candidate is clearly slower
 MARGIN = 0.01  # by how much a candidate must beat the untuned one, besides its first quartile: repeats differ as much
 Report = Callable[[dict[str, Any]], None]
 
 
-def contest(bench: Bench, candidates: Sequence[Candidate], report: Report, rounds: int = ROUNDS) -> dict[str, Any]:
+def contest(
+    bench: Bench, candidates: Sequence[Candidate], report: Report, rounds: int = ROUNDS, drop: float = DROP
+) -> dict[str, Any]:
     """Measure candidates in turn; the first one is what runs untuned, and stays in the race to its end.
 
     report: is told {"at": i} before anything of candidate i runs, so that whoever listens knows which one hangs.
@@ -46,7 +49,7 @@ def contest(bench: Bench, candidates: Sequence[Candidate], report: Report, round
             if not is_out_of_memory(error):
                 raise
             skipped[i] = "out of memory"
-    timings = race(samplers, rounds=rounds, keep={0})
+    timings = race(samplers, rounds=rounds, drop=drop, keep={0})
     us = [timings[i].median_us if i in timings else None for i in range(len(candidates))]
     full = {i: timing for i, timing in timings.items() if timing.runs == rounds}
     winner = min(full, key=lambda i: full[i].median_us, default=None)

@@ -47,7 +47,7 @@ class Matmul(Tunable[Problem]):
 
     def candidates(self, problem: Problem, most: int) -> list[Candidate]:
         own = self.chosen(problem)
-        found = [own]
+        found = [own, candidate_of(get_family(own.family).default(problem))]
         for name in self.families(problem):
             legal = (c for c in self._ranked(problem, name) if get_family(name).legal(c, problem) is None)
             found += [candidate_of(c) for c in islice(legal, most if name == own.family else most // 2)]

@@ -2,6 +2,7 @@
 
     {"do": "compile", "problem": {...}, "device": "cuda", "index": 0, "family": "hopper", "config": {...}, "gpu": null}
     {"do": "measure", "problem": {...}, "device": "cuda", "index": 0, "candidates": [[family, {...}], ...]}
+    and "rounds", "drop" of contest() where they are not the usual ones
 
 Answers: {"at": i} while candidate i runs; {"end": true, ...} with the result, or with "error" and a kind. What else
 writes to stdout goes to stderr. `gpu`: the row of the GPU to compile for where none is here.
@@ -34,7 +35,8 @@ def handle(request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         return {}
     bench = tunable.bench(problem)
     try:
-        found = contest(bench, [Candidate.of(*pair) for pair in request["candidates"]], reply)
+        options = {name: request[name] for name in ("rounds", "drop") if name in request}
+        found = contest(bench, [Candidate.of(*pair) for pair in request["candidates"]], reply, **options)
     finally:
         bench.close()
     return found
