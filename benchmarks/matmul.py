@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +27,26 @@ from torch import Tensor
 import lowbit
 from hopper_compile import Job, compile_all
 from lowbit.dispatch.choose import choose
-from lowbit.formats import parse_format, quantize
-from lowbit.formats.element import Float, Ternary
+from lowbit.formats import parse_format
+from lowbit.hardware import RATES
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.plan import TileConfig
 from lowbit.kernels.gpu.work import X_TYPES
-from lowbit.packing import FRAGMENT, PackedWeight, pack_as
+from lowbit.packing import FRAGMENT, PackedWeight
+from lowbit.timing import graphed, summarize
+from lowbit.tuner import operands
+from lowbit.tuner.operands import copies_of
 from record import save
 
 SHAPES = [(8192, 28672), (28672, 4096), (6144, 4096), (4096, 14336), (4096, 4096)]
-READ_TBS, NOMINAL_TBS, TFLOPS = 4.45, 4.8, 790.0
-COPIES_BYTES = 320e6
+READ_TBS, NOMINAL_TBS, TFLOPS = astuple(RATES["NVIDIA H200"])
 PEERS = Path(__file__).parent / "peers" / "h200.json"
 
 
-def copies_of(weight_bytes: float) -> int:
-    """How many copies of a weight are launched in turn."""
-    return max(12, int(COPIES_BYTES // weight_bytes) + 1)
-
-
 def random_weight(n: int, k: int, name: str, seed: int) -> PackedWeight:
-    """Random words of finite numbers, packed already; scales and zeros are those of 64 rows of N(0, 1/k), repeated."""
-    weight_format = parse_format(name)
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shape = FRAGMENT.words_shape(n, k, weight_format.bits)
-    words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda", generator=generator)
-    if isinstance(weight_format.element, Ternary):
-        words &= ~(words >> 1 & 0x55555555)  # 3 is no code
-    elif not weight_format.element.values().isfinite().all():
-        words &= ~(0x01010101 if weight_format.element == Float(4, 3) else 0x04040404)  # fp8: no NaN, no infinity
-    few = pack_as(quantize(torch.randn(64, k, device="cuda", generator=generator) * k**-0.5, name), "fragment")
-    lower, upper = weight_format.scales_by_row
-
-    def repeated(values: Tensor | None, by_row: bool) -> Tensor | None:
-        return values.repeat(shape[0], 1, 1) if by_row and values is not None else values
-
-    scales = repeated(few.scales, lower)
-    assert scales is not None
-    supers = (repeated(few.super_scales, upper), repeated(few.super_zeros, upper))
-    return PackedWeight(weight_format, "fragment", (n, k), words, scales, repeated(few.zeros, lower), *supers)
+    """Random words of finite numbers on the GPU, packed already (see lowbit.tuner.operands)."""
+    return operands.random_weight(n, k, parse_format(name), FRAGMENT.name, "cuda", seed)
 
 
 def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -76,25 +55,9 @@ def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
 
 def launch_us(launches: Callable[[], None], count: int, replays: int = 12) -> float:
     """Median microseconds of one of `count` launches captured in one graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        launches()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launches()
-    samples = []
-    for i in range(replays + 2):
-        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        if i >= 2:
-            samples.append(start.elapsed_time(stop) * 1e3 / count)
-    return statistics.median(samples)
+    sample = graphed(launches, count)
+    sample()
+    return summarize([sample() for _ in range(replays)]).median_us
 
 
 def floor_us(weight: PackedWeight, m: int) -> float:

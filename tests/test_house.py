@@ -16,6 +16,7 @@ PACKAGE = Path(lowbit.__file__).parent
 RANK = {
     "_version": 0,
     "errors": -1,  # everything may raise them
+    "compiling": 0,
     "hardware": 0,
     "places": 0,
     "store": 0,

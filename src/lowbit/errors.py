@@ -39,3 +39,7 @@ class UsageError(LowbitError, ValueError):
 
 class SlowPathWarning(UserWarning):
     """Nobody asked for the reference, but no faster kernel serves the problem. Given once for each set of reasons."""
+
+
+class CompileWarning(UserWarning):
+    """A kernel was compiled while somebody waited for its result. Given once; `lowbit warmup` compiles ahead."""

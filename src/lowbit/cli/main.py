@@ -18,7 +18,21 @@ from typing import Annotated
 import typer
 
 from lowbit._version import __version__
-from lowbit.cli import cache, chat, demo, env, eval, explain, failures, generate, inspect, options, quantize, tune  # noqa: A004
+from lowbit.cli import (
+    cache,
+    chat,
+    demo,
+    env,
+    eval,  # noqa: A004
+    explain,
+    failures,
+    generate,
+    inspect,
+    options,
+    quantize,
+    tune,
+    warmup,
+)
 from lowbit.cli.bench import matmul, model
 from lowbit.cli.console import warn_in_one_line
 
@@ -43,7 +57,7 @@ def _examples(commands: Sequence[str]) -> str:
     return "Examples\n\n" + "\n".join(f"- `{command}`" for command in commands)
 
 
-app = _group("lowbit", (demo, quantize, generate, chat, eval, inspect, explain, tune, env, cache))
+app = _group("lowbit", (demo, quantize, generate, chat, eval, inspect, explain, tune, warmup, env, cache))
 app.add_typer(_group("bench", (matmul, model)), help="Time matmuls or a model on this machine.")
 
 

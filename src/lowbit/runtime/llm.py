@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowbit.checkpoint import Checkpoint, TokenizerData, open_checkpoint
+from lowbit.compiling import expecting_compilation
 from lowbit.errors import CheckpointError, UsageError
 from lowbit.models import Decoder, ModelConfig, cache_formats, load_model
 from lowbit.runtime.chat_template import ChatTemplate, Message
@@ -20,6 +22,8 @@ from lowbit.runtime.memory import Memory
 from lowbit.runtime.placement import choose_device, choose_dtype
 from lowbit.runtime.sampling import SamplingParams
 from lowbit.runtime.stream import PREFILL_CHUNK, TextStream
+from lowbit.tuner.warmup import warm
+from lowbit.tuner.work import TOKENS, weights_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,6 +98,25 @@ class LLM:
         """Tokens that end an answer, by the tokenizer and by the model's config."""
         data = self._tokenizer_or_none()
         return frozenset(self.config.eos_ids) | frozenset(data.eos_ids if data else ())
+
+    def warmup(
+        self,
+        tokens: Sequence[int] = TOKENS,
+        progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> int:
+        """Compile, before the first request, what prompts of `tokens` tokens, steps and choosing a token need.
+
+        progress: called with (what, done, total). Returns how many matmul kernels of a GPU were prepared in parallel.
+        """
+        weights = weights_of(self.checkpoint, self.config)
+        count = warm(self.model, tokens, progress, [weight for weight in weights if weight.in_a_step])
+        with expecting_compilation():
+            for params in (
+                SamplingParams(max_tokens=2),
+                SamplingParams(max_tokens=2, temperature=0.8, top_p=0.9, seed=0),
+            ):
+                self.generate([0], replace(params, ignore_eos=True))
+        return count
 
     def encode(self, text: str) -> list[int]:
         """Text -> token ids, with a beginning-of-sequence token where the model wants one.

@@ -8,9 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lowbit.formats import QuantizedTensor, WeightFormat, Zero, quantize
-from lowbit.formats.element import Ternary
-from lowbit.formats.scale import round_scale
+from lowbit.formats import QuantizedTensor, WeightFormat, quantize
+from lowbit.formats.element import Float, Ternary
 from lowbit.hardware import host
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 
@@ -59,34 +58,22 @@ def _random_codes(n: int, k: int, weight_format: WeightFormat, generator: torch.
 
 
 def _random_fragments(n: int, k: int, weight_format: WeightFormat, device: torch.device, seed: int) -> PackedWeight:
+    """Random words of finite numbers; scales and zeros are those of 64 rows of N(0, 1/k), repeated."""
     generator = torch.Generator(device).manual_seed(seed)
     shape = FRAGMENT.words_shape(n, k, weight_format.bits)
     words = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device=device, generator=generator)
-    numbers = weight_format.element.values()
     if isinstance(weight_format.element, Ternary):
         words &= ~(words >> 1 & 0x55555555)  # 3 is no code
-    elif not numbers.isfinite().all():
-        words &= ~0x40404040  # fp8: exponents of the lower half
-        numbers = numbers[[code for code in range(256) if not code & 0x40]]
-    groups = weight_format.grouping.scale_shape(n, k)[1]
-    step = 1 / (float(numbers[numbers.isfinite()].square().mean().sqrt()) * k**0.5)
-    scales = step * (0.5 + torch.rand(-(-n // 64), groups, 64, device=device, generator=generator))
-    super_scales = None
-    if upper := weight_format.scale.super:  # of the tensor
-        super_scales = torch.full((1, 1), 8 / step if upper.divides else step / 8, device=device)
-        scales *= 8 / step
-    scales = round_scale(weight_format.scale.kind, scales)
-    zeros = None
-    if weight_format.zero is Zero.INT:
-        top = 1 << weight_format.bits
-        zeros = torch.randint(0, top, scales.shape, dtype=torch.uint8, device=device, generator=generator)
-    return PackedWeight(weight_format, FRAGMENT.name, (n, k), words, scales, zeros, super_scales)
+    elif not weight_format.element.values().isfinite().all():
+        words &= ~(0x01010101 if weight_format.element == Float(4, 3) else 0x04040404)  # fp8: no NaN, no infinity
+    some = torch.randn(64, k, device=device, generator=generator) * k**-0.5
+    few = pack_as(quantize(some, weight_format, search="none"), FRAGMENT.name)
+    lower, upper = weight_format.scales_by_row
 
+    def repeated(values: Tensor | None, by_row: bool) -> Tensor | None:
+        return values.repeat(shape[0], 1, 1) if by_row and values is not None else values
 
-def dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """A weight of random_weight() in the layout of fragments as a plain tensor [n, k]."""
-    n = weight.shape[0]
-    zeros = None if weight.zeros is None else FRAGMENT.unpack_groups(weight.zeros, n)
-    codes = FRAGMENT.unpack(weight.words, weight.format.bits, *weight.shape)
-    scales = FRAGMENT.unpack_groups(weight.scales, n)
-    return QuantizedTensor(codes, scales, zeros, weight.format, weight.super_scales).dequantize(dtype)
+    scales = repeated(few.scales, lower)
+    assert scales is not None
+    supers = (repeated(few.super_scales, upper), repeated(few.super_zeros, upper))
+    return PackedWeight(weight_format, FRAGMENT.name, (n, k), words, scales, repeated(few.zeros, lower), *supers)

@@ -14,22 +14,33 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from lowbit.compiling import expecting_compilation
 from lowbit.hardware import Gpu, assume
+
+if TYPE_CHECKING:
+    from lowbit.tuner.tunable import Tunable
 
 Reply = Callable[[dict[str, Any]], None]
 
 
 def handle(request: dict[str, Any], reply: Reply) -> dict[str, Any]:
     """Do what a request asks. Returns what goes into the last answer."""
-    from lowbit.tuner.contest import contest
-    from lowbit.tuner.tunable import Candidate, get_tunable
+    from lowbit.tuner.tunable import get_tunable
 
     if request.get("gpu"):
         assume(Gpu(**request["gpu"]))
     tunable = get_tunable(request["problem"]["op"])
     problem = tunable.problem(request["problem"], request["device"], request["index"])
+    with expecting_compilation():
+        return _handle(request, tunable, problem, reply)
+
+
+def _handle(request: dict[str, Any], tunable: Tunable[Any], problem: Any, reply: Reply) -> dict[str, Any]:
+    from lowbit.tuner.contest import contest
+    from lowbit.tuner.tunable import Candidate
+
     if request["do"] == "compile":
         tunable.compile(problem, Candidate.of(request["family"], request["config"]))
         return {}

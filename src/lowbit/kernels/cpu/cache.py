@@ -1,9 +1,13 @@
 """Compiled kernels on disk, so that a kernel is compiled once a machine and not once a process.
 
-The directory is kernels under LOWBIT_CACHE_DIR, or lowbit/kernels under XDG_CACHE_HOME or ~/.cache. It holds code this
-process will run, so it must belong to this user and be closed to all others (mode 0700); otherwise it is not used. A
-file is written beside its place and renamed, so that readers in other processes see all of it or nothing, and carries
-the digest of its key and content: one that was cut short, altered or renamed is reported, ignored and written anew.
+The directory is kernels (of GPUs: gpu_kernels) under LOWBIT_CACHE_DIR, or under lowbit in XDG_CACHE_HOME or ~/.cache.
+It holds code this process will run, so it must belong to this user and be closed to all others (mode 0700); otherwise
+it is not used. A file is written beside its place and renamed, so that readers in other processes see all of it or
+nothing, and carries the digest of its key and content: one that was cut short, altered or renamed is reported, ignored
+and written anew.
+
+LOWBIT_AOT_DIR names a directory of the same files made ahead (`lowbit warmup --aot`), which is looked at first and only
+read. It must belong to this user or to root, and nobody else may write there.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from lowbit.errors import UsageError
@@ -20,20 +27,21 @@ from lowbit.places import cache_root
 
 _MAGIC = b"lowbit kernel 2\n"
 _SUFFIX = ".kernel"
+CPU, GPU = "kernels", "gpu_kernels"
 
 
-def cache_directory() -> Path:
+def cache_directory(kind: str = CPU) -> Path:
     """Where compiled kernels are kept. It need not exist yet. Raises UsageError as cache_root does."""
-    return cache_root("kernel cache") / "kernels"
+    return cache_root("kernel cache") / kind
 
 
-def open_cache() -> ObjectCache:
+def open_cache(kind: str = CPU) -> ObjectCache:
     """The cache of this process. Where the user has no home, it keeps nothing, and a warning says so.
 
     Raises UsageError for a LOWBIT_CACHE_DIR that cannot be.
     """
     try:
-        return ObjectCache(cache_directory())
+        return ObjectCache(cache_directory(kind))
     except UsageError as error:
         if os.environ.get("LOWBIT_CACHE_DIR"):
             raise
@@ -41,15 +49,20 @@ def open_cache() -> ObjectCache:
         return ObjectCache(None)
 
 
+def _files(directory: Path | None) -> list[Path]:
+    directories = [cache_directory(kind) for kind in (CPU, GPU)] if directory is None else [directory]
+    return [path for place in directories for path in place.glob(f"*{_SUFFIX}")]
+
+
 def cache_size(directory: Path | None = None) -> int:
-    """Bytes of the compiled kernels."""
-    return sum(path.stat().st_size for path in (directory or cache_directory()).glob(f"*{_SUFFIX}"))
+    """Bytes of the compiled kernels in a directory; None: of CPUs and GPUs, in their places."""
+    return sum(path.stat().st_size for path in _files(directory))
 
 
 def clear_cache(directory: Path | None = None) -> int:
     """Deletes the compiled kernels. Returns how many bytes that freed."""
     freed = 0
-    for path in (directory or cache_directory()).glob(f"*{_SUFFIX}"):
+    for path in _files(directory):
         freed += path.stat().st_size
         path.unlink(missing_ok=True)
     return freed
@@ -93,6 +106,22 @@ class ObjectCache:
 
     def get(self, key: str) -> bytes | None:
         """The object stored under key, or None if there is none or it is damaged."""
+        ahead = artefacts()
+        code = None if ahead is None else ahead.read(key)
+        if code is None:
+            code = self.read(key)
+        if code is not None and _recorder is not None:
+            _recorder.write(key, code)
+        return code
+
+    def put(self, key: str, code: bytes) -> None:
+        """Stores the object. Another process may do the same at the same time; the contents are equal."""
+        self.write(key, code)
+        if _recorder is not None:
+            _recorder.write(key, code)
+
+    def read(self, key: str) -> bytes | None:
+        """get() from this directory alone."""
         if (directory := self._usable()) is None:
             return None
         try:
@@ -109,8 +138,8 @@ class ObjectCache:
             return None
         return code
 
-    def put(self, key: str, code: bytes) -> None:
-        """Stores the object. Another process may do the same at the same time; the contents are equal."""
+    def write(self, key: str, code: bytes) -> None:
+        """put() into this directory alone."""
         if (directory := self._usable()) is None:
             return
         try:
@@ -124,3 +153,55 @@ class ObjectCache:
                 raise
         except OSError as error:
             self._warn("write", f"kernel cache {self.directory}: {error}; kernels are compiled in every process")
+
+
+class Artefacts(ObjectCache):
+    """A directory made ahead: read by whoever trusts its owner."""
+
+    def _usable(self) -> Path | None:
+        assert self.directory is not None
+        try:
+            found = self.directory.stat()
+        except OSError as error:
+            self._warn("directory", f"LOWBIT_AOT_DIR={self.directory}: {error.strerror}; kernels are compiled")
+            return None
+        if os.name == "posix" and (found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022):
+            self._warn(
+                "directory",
+                f"LOWBIT_AOT_DIR={self.directory}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it "
+                "must belong to this user or to root and nobody else may write there; kernels are compiled",
+            )
+            return None
+        return self.directory
+
+
+_recorder: ObjectCache | None = None
+
+
+def artefacts() -> Artefacts | None:
+    """The directory that LOWBIT_AOT_DIR names, None where it names none."""
+    chosen = os.environ.get("LOWBIT_AOT_DIR")
+    return _artefacts(chosen) if chosen else None
+
+
+@cache
+def _artefacts(directory: str) -> Artefacts:
+    return Artefacts(Path(directory))
+
+
+@contextmanager
+def record_into(directory: Path) -> Iterator[None]:
+    """Every kernel that is loaded or compiled meanwhile is written to a directory too (see LOWBIT_AOT_DIR above).
+
+    Kernels that this process has loaded before are not. Raises UsageError for a directory that cannot be made.
+    """
+    global _recorder
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror or error}; name a directory that can be written") from error
+    before, _recorder = _recorder, ObjectCache(directory)
+    try:
+        yield
+    finally:
+        _recorder = before

@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from lowbit.kernels.gpu.machine_code import MachineCode, machine_code
+
 VERSION: tuple[int, int] = tuple(int(part) for part in triton.__version__.split(".")[:2])  # type: ignore[assignment]
 
 # Renamed in 3.7: one name here for both.
@@ -80,29 +82,35 @@ def map_kind(compiled: dict[str, Any]) -> dict[str, Any]:
 
 def compile_kernel(
     function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, **options: Any
-) -> Any:
+) -> MachineCode:
     """Compile a Gluon function for a compute capability (90 means sm_90a); needs no GPU.
 
-    Pointers and tensor maps are taken to be aligned to 16 bytes. Returns Triton's compiled kernel.
+    Pointers and tensor maps are taken to be aligned to 16 bytes. Returns its machine code, compiled or from disk.
     """
     return _compile(GluonASTSource, function, signature, constants, capability, options)
 
 
 def compile_plain(
     function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, **options: Any
-) -> Any:
+) -> MachineCode:
     """The same for a plain Triton function."""
     return _compile(ASTSource, function, signature, constants, capability, options)
 
 
 def _compile(
     kind: Any, function: Any, signature: dict[str, Any], constants: dict[str, Any], capability: int, options: Any
-) -> Any:
+) -> MachineCode:
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
     pointers = [name for name, text in signature.items() if isinstance(text, str) and text.startswith("*")]
+    name = f"{function.__module__}.{function.__name__}"
+    described = "\n".join(map(str, (triton.__version__, name, types, constants, capability, options)))
     aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers}
-    source = kind(fn=function, signature=types, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+    def compile_it() -> Any:
+        source = kind(fn=function, signature=types, constexprs=constants, attrs=aligned)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+    return machine_code(described, compile_it)
 
 
 __all__ = [

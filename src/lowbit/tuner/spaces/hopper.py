@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
+
 from lowbit.formats import WeightFormat
-from lowbit.formats.weight_format import Zero
 from lowbit.hardware import RATES, gpu
 from lowbit.kernels import KernelConfig, Problem
-from lowbit.kernels.gpu.decode import decode_of
 from lowbit.kernels.gpu.fit import SMEM_SM
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.hopper import REGISTERS, illegal_config
-from lowbit.kernels.gpu.plan import NAME, HopperConfig, smem_bytes, stage_bytes
+from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes, stage_bytes
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
@@ -135,11 +135,11 @@ MODEL = Model()
 
 
 @lru_cache(maxsize=64)
-def _instructions(weight_format: WeightFormat, x_type: str) -> float:
+def _instructions(weight_format: WeightFormat, x_dtype: torch.dtype) -> float:
     """Of a warp, for 32 lanes with 16 weights each."""
-    inside = weight_format.scale.super is not None
-    decode = decode_of(weight_format.element, x_type, weight_format.zero is Zero.INT, inside)
-    return float(len([line for line in decode.body if not line.startswith((".", "mov"))]))
+    any_config = choose_config(Problem(1, 64, 64, weight_format, "fragment", x_dtype, x_dtype, "cuda"))
+    lines = plan_for(any_config, weight_format, X_TYPES[x_dtype], False).DECODE.splitlines()
+    return float(len([line for line in lines if not line.startswith((".", "mov", "{", "}"))]))
 
 
 def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) -> float:
@@ -166,7 +166,7 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
     memory = (stage - x_bytes) / min(share, model.most_bytes_us, on_the_way / model.latency_us)
     l2 = stage / model.l2_bytes_us
     weights = rows * config.block_k
-    decode = weights / 512 * _instructions(weight_format, X_TYPES[problem.x_dtype]) / model.issue_us
+    decode = weights / 512 * _instructions(weight_format, problem.x_dtype) / model.issue_us
     if config.wide:
         products = weights / 1024 * model.wide_us * max(1.0, config.block_m / 64)
     else:
@@ -217,7 +217,6 @@ class HopperSpace(Space):
 
     def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:
         from lowbit.kernels.gpu.build import build
-        from lowbit.kernels.gpu.plan import plan_for
 
         assert isinstance(config, HopperConfig)
         x_type = X_TYPES[problem.x_dtype]

@@ -1,0 +1,89 @@
+"""Everything compiled before the first request: a model's matmuls in parallel processes, then the model itself, run.
+
+What a run needs besides matmuls (norms, attention, a decode step's program or graph, choosing a token) is compiled by
+running it, so that nothing has to be listed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from lowbit.compiling import expecting_compilation
+from lowbit.dispatch import choose
+from lowbit.errors import LowbitError
+from lowbit.hardware import usable_cores
+from lowbit.kernels import Problem
+from lowbit.models import Decoder
+from lowbit.nn import Linear
+from lowbit.tuner.matmul import TUNABLE, candidate_of
+from lowbit.tuner.pool import run_all
+from lowbit.tuner.tune import COMPILE_LIMIT_S
+from lowbit.tuner.work import TOKENS, Weight, distinct, matmuls
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+def warm(
+    model: Decoder,
+    tokens: Iterable[int] = TOKENS,
+    progress: Progress = lambda what, done, total: None,
+    weights: Iterable[Weight] = (),  # launched besides the model's linears: those a step puts side by side
+) -> int:
+    """Compile what prompts of `tokens` tokens and a step of one need. Returns how many matmul kernels were prepared.
+
+    On a GPU other processes compile matmuls into the cache on disk, which this one then loads. Raises what the model
+    raises.
+    """
+    lengths = sorted({m for m in tokens if 0 < m < model.config.context_length})
+    with expecting_compilation(), torch.inference_mode():
+        count = _compile(model, lengths, progress, weights) if model.device.type == "cuda" else 0
+        for done, m in enumerate(lengths):
+            progress("running", done, len(lengths))
+            _run(model, m)
+        progress("running", len(lengths), len(lengths))
+    return count
+
+
+def _run(model: Decoder, m: int) -> None:
+    """A prompt of m tokens and the token after it."""
+    cache = model.new_cache(1, m + 1)
+    ids = torch.arange(m, device=model.device)[None] % model.config.vocab_size
+    model(ids, cache, last_only=True)
+    model(ids[:, :1], cache, last_only=True)
+
+
+def _compile(model: Decoder, tokens: list[int], progress: Progress, weights: Iterable[Weight]) -> int:
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    problems = [Problem.of(module.weight, m=m, x_dtype=model.dtype) for module in linears for m in tokens]
+    if joined := distinct(weights):
+        problems += matmuls(joined, tokens, model.device, model.dtype)
+    requests, seen = [], set()
+    for problem in dict.fromkeys(problems):
+        candidate = candidate_of(choose(problem).config)
+        if problem.sections:
+            continue  # compiled by the run
+        kernel = TUNABLE.kernel(problem, candidate)
+        key = (TUNABLE.kernel_scope(problem), kernel)
+        if key not in seen:
+            seen.add(key)
+            requests.append({
+                "do": "compile", "problem": TUNABLE.key(problem), "device": "cuda", "index": problem.index,
+                "family": kernel.family, "config": kernel.values,
+            })  # fmt: skip
+    failed: list[str] = []
+    count = 0
+
+    def done(i: int, reason: str | None) -> None:
+        nonlocal count
+        count += 1
+        if reason is not None:
+            failed.append(reason)
+        progress("compiling", count, len(requests))
+
+    progress("compiling", 0, len(requests))
+    run_all(requests, usable_cores(), COMPILE_LIMIT_S, done)
+    if failed:
+        raise LowbitError(f"{len(failed)} of {len(requests)} kernels were not compiled: {failed[0]}")
+    return len(requests)
