@@ -1,4 +1,4 @@
-"""Whether compiling a kernel is expected: in `lowbit tune` and `lowbit warmup` it is, while a result is waited for not."""
+"""Whether compiling is expected: in `lowbit tune` and `lowbit warmup` it is, while somebody waits for a result not."""
 
 from __future__ import annotations
 

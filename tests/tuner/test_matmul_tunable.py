@@ -82,12 +82,15 @@ def test_estimates_grow_with_bytes_and_tokens(h200: None) -> None:
 def test_batch_invariant_candidates_change_no_bit(h200: None) -> None:
     for m in (1, 16, 256):
         problem = gpu_problem(m, batch_invariant=True)
+        found = TUNABLE.candidates(problem, 16)
+        assert {c.family for c in found} == {TUNABLE.chosen(problem).family}
         own = get_family("hopper").default(problem)
-        found = [config_of(c) for c in TUNABLE.candidates(problem, 16)]
-        assert len(found) > 1
-        for config in found:
+        configs = SPACE.candidates(problem)
+        assert len(configs) > 1
+        for config in configs:
             same = replace(config, stages=own.stages, ctas_per_sm=own.ctas_per_sm, maxnreg=own.maxnreg)  # type: ignore
             assert same == own
+        assert all(TUNABLE.fits(problem, c) for c in found)
 
 
 def test_a_model_needs_few_kernels(h200: None) -> None:

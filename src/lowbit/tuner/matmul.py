@@ -66,7 +66,8 @@ class Matmul(Tunable[Problem]):
     def related(self, problem: Problem, best: Candidate) -> list[Candidate]:
         space, config = self._parts(best, problem)
         family = get_family(best.family)
-        return [candidate_of(c) for c in space.related(config) if family.legal(c, problem) is None]
+        found = (c for c in space.related(config) if family.legal(c, problem) is None and space.fits(c, problem))
+        return [candidate_of(c) for c in found]
 
     def fits(self, problem: Problem, candidate: Candidate) -> bool:
         if candidate.family not in self.families(problem):
@@ -97,6 +98,8 @@ class Matmul(Tunable[Problem]):
         names = [name for name in comparable() if get_family(name).legal(None, problem) is None]
         if not names:
             raise UnsupportedConfig(f"{problem}: only the reference serves it ({untuned(problem).passed[-1][1]})")
+        if problem.batch_invariant:  # another family adds in another order
+            return [untuned(problem).family.name]
         return names
 
     def _parts(self, candidate: Candidate, problem: Problem) -> tuple[Space, KernelConfig]:

@@ -28,6 +28,8 @@ class LargeSpace(Space):
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:
         own = get_family(NAME).default(problem)
+        if problem.batch_invariant:
+            return [own]  # any other might add in another order
         if problem.m < FEWEST_TOKENS:
             return []
         found: list[KernelConfig] = [own]
@@ -69,6 +71,8 @@ class LargeSpace(Space):
 
     def fits(self, config: KernelConfig, problem: Problem) -> bool:
         assert isinstance(config, LargeConfig)
+        if problem.batch_invariant:
+            return config == get_family(NAME).default(problem)
         return config.block_m // 2 < problem.m
 
     def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:
