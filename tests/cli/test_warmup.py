@@ -11,13 +11,13 @@ from typing import Any
 
 GENERATE = """
 import sys
-from lowbit.kernels.cpu.engine import Engine
+from lowbit.kernels.cpu import engine
 def refuse(*args, **options):
     raise RuntimeError("compiled")
-Engine._compile = refuse
+engine.compile_object = refuse
 import lowbit
 llm = lowbit.LLM(sys.argv[1], device="cpu")
-print(llm.generate([[1, 2, 3, 4]], lowbit.SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids)
+print(llm.generate([[1, 2, 3, 4]], lowbit.SamplingParams(max_tokens=3, ignore_eos=True))[0].tokens)
 """
 
 
