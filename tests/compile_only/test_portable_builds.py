@@ -17,6 +17,7 @@ from lowbit.kernels.gpu.portable_plan import CHIPS, NAME, PortableConfig, smem_b
 
 ARCHITECTURES = [80, 86, 89, 90, 100, 103, 120]
 DISASSEMBLED = {80, 86, 89, 90, 100, 120}  # by the nvdisasm that comes with Triton
+ON_SUMS = ["q4_k", "nf4_g64_zfloat", "int8_g128_min"]  # x is summed too, which takes registers
 SMALL = PortableConfig(NAME, 8, 256, 3, maxnreg=128)
 # In CI each architecture has some decodes, and each decode some architecture; the grid has all of both.
 SOME = [
@@ -67,7 +68,9 @@ def test_every_grouping_builds(name: str, tmp_path: Path) -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("capability", [80, 89, 90, 120])
 @pytest.mark.parametrize("m", [1, 16, 32, 64, 128])
-@pytest.mark.parametrize("name,x_type", [(name, "fp16") for name in DECODES] + [(name, "bf16") for name in BF16])
+@pytest.mark.parametrize(
+    "name,x_type", [(name, "fp16") for name in (*DECODES, *ON_SUMS)] + [(name, "bf16") for name in BF16]
+)
 @pytest.mark.parametrize("invariant", [False, True])
 def test_the_heuristic_never_spills(
     m: int, name: str, x_type: str, capability: int, invariant: bool, tmp_path: Path

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
+from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
 from lowbit.kernels.gpu.portable_plan import NAME, RESERVED_BYTES, Chip, PortableConfig, smem_bytes
 from lowbit.kernels.problem import Problem
@@ -22,7 +23,7 @@ _SHAPES = {
     16: PortableConfig(NAME, 16, 256, 2, ctas_per_sm=3, maxnreg=168),
     32: PortableConfig(NAME, 32, 128, 2, row_blocks=2, ctas_per_sm=3, maxnreg=168),
     64: PortableConfig(NAME, 64, 128, 2, row_blocks=2, ctas_per_sm=2, maxnreg=255),
-    128: PortableConfig(NAME, 128, 128, 2, ctas_per_sm=2, maxnreg=255),
+    128: PortableConfig(NAME, 128, 128, 2, warps=8, row_blocks=2, maxnreg=255),
 }
 
 
@@ -45,6 +46,9 @@ def fitted(config: PortableConfig, format: WeightFormat, chip: Chip) -> Portable
     form = kernel_form(format)
     if isinstance(form.grouping, Along):
         config = replace(config, block_k=max(config.block_k, form.grouping.size))
+    if form.zero in (Zero.FLOAT, Zero.MIN):  # x is summed too: registers for 16 rows a warp, few tokens and columns
+        most = 32 if form.scale.super else 64
+        config = replace(config, row_blocks=config.warps // 4, block_m=min(config.block_m, most), chunk=32)
     while _stages(replace(config, stages=2, ctas_per_sm=1), format, chip) < 2:  # then fewer rows, or fewer tokens
         if config.row_blocks > config.warps // 4:
             config = replace(config, row_blocks=config.row_blocks // 2)
