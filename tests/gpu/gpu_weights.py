@@ -113,6 +113,7 @@ def few_jobs(kernel: str) -> list[Case]:
         jobs += [(default(name, 8), name, x_type, False) for name in FORMATS]
         jobs += [(default(name, m), name, x_type, False) for name in SEVERAL_TILES for m in TOKENS[kernel]]
     jobs += [(default(name, m, *ODD_SIZE), name, "fp16", False) for name in PLANES_AND_TABLES for m in (8, 32, 64)]
+    jobs += [(default(name, 1, *shape), name, "fp16", False) for name in ANY_SHAPE for shape in SHAPES]
     # who shares what is no part of the kernel
     return [(replace(job[0], whole_tiles=False, even_runs=False), *job[1:]) for job in jobs]  # type: ignore[call-arg]
 

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from gpu_sections import CASES, compile_all, random_sections
 from gpu_weights import check_twice_torch
 
 import lowbit
-from lowbit.formats import QuantizedTensor, Section, parse_format, quantize
 from lowbit.kernels.gpu import workspace
 from lowbit.packing import pack_as
 
-EXL2 = "su4sq-fp16xcolumn"
-CASES = {
-    "five": [(512, 8, 128), (512, 6, 128), (1024, 5, 128), (2048, 4, 128), (1024, 3, 64), (512, 2, 64)],
-    "short": [(96, 6, 32), (160, 4, 32), (70, 2, 32)],  # no multiple of 64, and a short last group
-    "two": [(1152, 4, 128), (512, 3, 128)],
-}
 
-
-def random_sections(n: int, case: str, seed: int = 0) -> QuantizedTensor:
-    """A weight in EXL2's sections, rounded each for itself, in act-order."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    found, sections = [], []
-    k = sum(columns for columns, _, _ in CASES[case])
-    for columns, bits, size in CASES[case]:
-        start = sections[-1].stop if sections else 0
-        sections.append(Section(start, start + columns, parse_format(f"int{bits}_g{size}_{EXL2}")))
-        weight = torch.randn(n, columns, device="cuda", generator=generator) * k**-0.5
-        found.append(quantize(weight, sections[-1].format))
-
-    def joined(name: str) -> torch.Tensor:
-        return torch.cat([getattr(q, name) for q in found], 1)
-
-    form = max((s.format for s in sections), key=lambda f: f.bits)
-    whole = QuantizedTensor(
-        joined("codes"), joined("scales"), None, form, joined("super_scales"), sections=tuple(sections)
-    )
-    return replace(whole, perm=torch.randperm(k, device="cuda", generator=generator))
+@pytest.fixture(scope="module", autouse=True)
+def compiled_sections(compiled: None) -> None:
+    compile_all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
