@@ -233,7 +233,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for r in rows:
         peers = {f"flashinfer {way}": us for way, us in r.get("flashinfer_us", {}).items()}
         peers |= {name: r[f"{name}_us"] for name in ("torch", "published") if r.get(f"{name}_us")}
-        tile = " ".join(f"{k}={r[k]}" for k in ("kernel", "block_n", "warps", "stages", "maxnreg", "blocks") if k in r)
+        tile = " ".join(f"{k}={r[k]}" for k in ("block_n", "warps", "stages", "maxnreg", "blocks") if k in r)
         case = f"{r['requests']} x {r['length']}"
         text = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
         print(
@@ -245,13 +245,13 @@ def show(rows: list[dict[str, Any]]) -> None:
 def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
     """Every candidate tile of decoding, in the cases given."""
     rows = []
-    default_tile, default_blocks = gpu.decode_tile, gpu.BLOCKS
+    default_tile, default_blocks = gpu.stream_tile, gpu.BLOCKS
     for name in formats:
         for case in cases:
             cache, batch = filled(name, *(int(size) for size in case.split("x")))
             best: list[dict[str, Any]] = []
             for tile, blocks in attention_compile.decode_candidates(name):
-                gpu.decode_tile = lambda problem, tile=tile: tile
+                gpu.stream_tile = lambda problem, target, tile=tile: tile
                 gpu.BLOCKS = blocks
                 try:
                     best.append(timed(name, cache, batch, 1) | asdict(tile) | {"blocks": blocks})
@@ -260,7 +260,7 @@ def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
             best.sort(key=lambda r: r["us"])
             show(best[:4])
             rows += best
-    gpu.decode_tile, gpu.BLOCKS = default_tile, default_blocks
+    gpu.stream_tile, gpu.BLOCKS = default_tile, default_blocks
     return rows
 
 
