@@ -27,13 +27,19 @@ def _problem(key: str, value: str, **changes: object) -> AttentionProblem:
     return AttentionProblem(**values)  # type: ignore[arg-type]
 
 
-def _check(problem: AttentionProblem, target: int, tmp_path: Path, prefill: bool = False) -> str:
-    """Compile one kernel; -> its SASS where it is for 9.0."""
+def _check(problem: AttentionProblem, target: int, tmp_path: Path, kind: str) -> str:
+    """Compile the kernel of a kind; -> its SASS where it is for 9.0."""
     from lowbit.kernels.gpu import attention as gpu
     from lowbit.kernels.gpu.attention_launch import compiled
 
-    tile = gpu.prefill_tile(problem) if prefill else gpu.decode_tile(problem)
-    kernel = compiled(gpu.attend_kernel(problem, tile, "wide" if prefill else "all", target))
+    if kind == "streamed":
+        tile = gpu.stream_tile(problem, target)
+        assert tile is not None
+        kernel = compiled(gpu.stream_kernel(problem, tile, target))
+    elif kind == "prefill":
+        kernel = compiled(gpu.attend_kernel(problem, gpu.prefill_tile(problem), "wide", target))
+    else:
+        kernel = compiled(gpu.attend_kernel(problem, gpu.decode_tile(problem), "all", target))
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(kernel.asm["cubin"])
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
@@ -44,27 +50,32 @@ def _check(problem: AttentionProblem, target: int, tmp_path: Path, prefill: bool
 
 
 def test_decoding_streams_and_multiplies_with_tensor_cores(tmp_path: Path) -> None:
-    sass = _check(_problem("int4", "int4"), 90, tmp_path)
+    sass = _check(_problem("int4", "int4"), 90, tmp_path, "streamed")
     assert "LDGSTS.E.BYPASS.128" in sass  # codes go past the registers, 16 bytes a lane
+    assert "LDSM.16.MT88.4" in sass  # and come to the tensor cores' registers without being rearranged
     assert re.search(r"\bHMMA", sass)
     assert "ACQBULK" in sass  # waits for the kernel before this one
 
 
 @pytest.mark.grid
+@pytest.mark.parametrize("kind", ["streamed", "plain"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_format_decodes_on_every_architecture(name: str, target: int, tmp_path: Path) -> None:
-    _check(_problem(name, name), target, tmp_path)
+def test_every_format_decodes_on_every_architecture(name: str, target: int, kind: str, tmp_path: Path) -> None:
+    _check(_problem(name, name), target, tmp_path, kind)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 192, 256])
-@pytest.mark.parametrize("name", ["fp16", "int4"])
+@pytest.mark.parametrize("name", ["fp16", "fp8", "int4"])
 def test_every_head_decodes(name: str, head_dim: int, tmp_path: Path) -> None:
-    _check(_problem(name, name, head_dim=head_dim, window=100, soft_cap=5.0, sinks=True, alibi=True), 90, tmp_path)
+    from lowbit.kernels.gpu import attention as gpu
+
+    problem = _problem(name, name, head_dim=head_dim, window=100, soft_cap=5.0, sinks=True, alibi=True)
+    _check(problem, 90, tmp_path, "streamed" if gpu.stream_tile(problem, 90) else "plain")
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", FORMATS)
 def test_prefill_uses_wgmma_on_hopper(name: str, tmp_path: Path) -> None:
-    assert "HGMMA" in _check(_problem(name, name), 90, tmp_path, prefill=True)
+    assert "HGMMA" in _check(_problem(name, name), 90, tmp_path, "prefill")

@@ -56,7 +56,8 @@ class Plan:
     GROUPS_PADDED: int
     HEAD_DIM: int
     WIDTH: int  # width_of(HEAD_DIM)
-    PAGE: int
+    PAGE: int  # tokens
+    PAGE_BITS: int  # PAGE is 2 to this
     FACTOR: float  # of q . k
     WINDOW: int  # 0: none
     SOFT_CAP: float  # 0: none
@@ -138,6 +139,7 @@ def plan_of(problem: AttentionProblem, tile: Tile, capability: int, items: str) 
         HEAD_DIM=problem.head_dim,
         WIDTH=width_of(problem.head_dim),
         PAGE=problem.page_size,
+        PAGE_BITS=problem.page_size.bit_length() - 1,
         FACTOR=problem.scale_value,
         WINDOW=problem.window or 0,
         SOFT_CAP=problem.soft_cap or 0.0,

@@ -21,7 +21,6 @@ from lowbit.kernels.gpu.attention_parts import (
     merge_row,
     numbers,
     scores,
-    seen,
     split_parts,
     with_sink,
 )  # fmt: skip
@@ -73,48 +72,44 @@ def merge_layout(warps, width):
 
 
 @gluon.jit
-def _tokens(key, end, pages_ptr, head, P: gl.constexpr):
-    """Rows of [pages, KV_HEADS, PAGE] of some keys: int64; those from `end` on get one that exists."""
-    key = gl.minimum(key, end - 1)
-    page = gl.load(pages_ptr + key // P.PAGE)
-    return page.to(gl.int64) * (P.KV_HEADS * P.PAGE) + head * P.PAGE + key % P.PAGE
+def _places(key, work, P: gl.constexpr):
+    """Pages and places in them of some keys; those from the end on get the last one's."""
+    _, end, pages_ptr, _ = work
+    key = gl.minimum(key, gl.maximum(end - 1, 0))
+    return gl.load(pages_ptr + (key >> P.PAGE_BITS)), key & (P.PAGE - 1)
 
 
 @gluon.jit
-def _code_tokens(block, work, S: gl.constexpr, P: gl.constexpr):
-    """Rows of the cache of a block's keys, as its codes are copied."""
-    start, end, pages_ptr, head = work
-    RUN: gl.constexpr = _power(S.WORDS)
-    layout: gl.constexpr = gl.SliceLayout(2, copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, RUN))
+def _code_places(block, work, S: gl.constexpr, P: gl.constexpr):
+    """Where the keys of a block are, as its codes are copied."""
+    layout: gl.constexpr = gl.SliceLayout(2, copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, _power(S.WORDS)))
     warp = gl.arange(0, P.WARPS, layout=gl.SliceLayout(1, layout))
     n = gl.arange(0, P.BLOCK_N, layout=gl.SliceLayout(0, layout))
-    return _tokens(
-        start + block * (P.WARPS * P.BLOCK_N) + warp[:, None] * P.BLOCK_N + n[None, :], end, pages_ptr, head, P
-    )
+    key = work[0] + block * (P.WARPS * P.BLOCK_N) + warp[:, None] * P.BLOCK_N + n[None, :]
+    return _places(key, work, P)
 
 
 @gluon.jit
-def _scale_tokens(block, work, S: gl.constexpr, P: gl.constexpr):
+def _scale_places(block, work, S: gl.constexpr, P: gl.constexpr):
     """The same of every eighth key, as scales are copied: those of eight keys lie side by side."""
-    start, end, pages_ptr, head = work
     layout: gl.constexpr = gl.SliceLayout(2, copy_layout(P.WARPS, P.BLOCK_N // 8, S.SCALE_ROW, 8))
     warp = gl.arange(0, P.WARPS, layout=gl.SliceLayout(1, layout))
     n = gl.arange(0, P.BLOCK_N // 8, layout=gl.SliceLayout(0, layout)) * 8
-    key = start + block * (P.WARPS * P.BLOCK_N) + warp[:, None] * P.BLOCK_N + n[None, :]
-    key = gl.minimum(key, (end - 1) // 8 * 8)
-    page = gl.load(pages_ptr + key // P.PAGE)
-    return (page.to(gl.int64) * (P.KV_HEADS * P.PAGE) + head * P.PAGE + key % P.PAGE) // 8
+    key = work[0] + block * (P.WARPS * P.BLOCK_N) + warp[:, None] * P.BLOCK_N + n[None, :]
+    page, place = _places(key, work, P)
+    return page, place >> 3
 
 
 @gluon.jit
-def _fetch(pointers, tiles, stage, tokens, S: gl.constexpr, P: gl.constexpr):
+def _fetch(pointers, tiles, stage, places, head, S: gl.constexpr, P: gl.constexpr):
     """Start copying a block of keys or values, and their scales."""
     codes_ptr, scales_ptr = pointers
     code_tiles, scale_tiles = tiles
-    RUN: gl.constexpr = _power(S.WORDS)
-    layout: gl.constexpr = copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, RUN)
+    layout: gl.constexpr = copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, _power(S.WORDS))
     w = gl.arange(0, S.WORDS_PADDED, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    at = codes_ptr + (tokens[0][:, :, None] * S.WORDS + w)
+    page, place = places[0]
+    base = page.to(gl.int64) * (P.KV_HEADS * P.PAGE * S.WORDS)
+    at = codes_ptr + base[:, :, None] + (((head * P.PAGE + place) * S.WORDS)[:, :, None] + w)
     if S.WORDS == S.WORDS_PADDED:
         async_copy.async_copy_global_to_shared(code_tiles.index(stage), at)
     else:
@@ -122,17 +117,19 @@ def _fetch(pointers, tiles, stage, tokens, S: gl.constexpr, P: gl.constexpr):
     if S.SCALE_ROW > 0:
         layout2: gl.constexpr = copy_layout(P.WARPS, P.BLOCK_N // 8, S.SCALE_ROW, 8)
         j = gl.arange(0, S.SCALE_ROW, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout2)))[None, None, :]
-        async_copy.async_copy_global_to_shared(
-            scale_tiles.index(stage), scales_ptr + (tokens[1][:, :, None] * S.SCALE_ROW + j)
-        )
+        page2, place2 = places[1]
+        base2 = page2.to(gl.int64) * (P.KV_HEADS * P.PAGE // 8 * S.SCALE_ROW)
+        at2 = scales_ptr + base2[:, :, None] + (((head * (P.PAGE // 8) + place2) * S.SCALE_ROW)[:, :, None] + j)
+        async_copy.async_copy_global_to_shared(scale_tiles.index(stage), at2)
 
 
 @gluon.jit
-def _next_tokens(block, work, S: gl.constexpr, P: gl.constexpr):
-    tokens = (_code_tokens(block, work, S, P),)
+def _next_places(block, work, S: gl.constexpr, P: gl.constexpr):
+    """Where a block's keys are: read from the page table a block before they are fetched."""
+    places = (_code_places(block, work, S, P),)
     if S.SCALE_ROW > 0:
-        tokens = tokens + (_scale_tokens(block, work, S, P),)
-    return tokens
+        places = places + (_scale_places(block, work, S, P),)
+    return places
 
 
 @gluon.jit
@@ -204,7 +201,7 @@ def _buffers(S: gl.constexpr, P: gl.constexpr, kind: gl.constexpr):
 
 
 @gluon.jit
-def _queries(q_ptr, factor_ptr, row, head, kind: gl.constexpr, layout: gl.constexpr, K: gl.constexpr, P: gl.constexpr):
+def _queries(q_ptr, row, head, kind: gl.constexpr, layout: gl.constexpr, K: gl.constexpr, P: gl.constexpr):
     """The queries of a key head as PARTS operands A, the same for every warp: [WARPS, 16, words]."""
     own: gl.constexpr = row_layout(P.WARPS, P.WIDTH, max(8, K.GROUP if K.HADAMARD else 8))
     g = gl.arange(0, P.BLOCK_M, layout=gl.SliceLayout(1, own))
@@ -260,16 +257,17 @@ def attend(
         gdc_launch_dependents()
     item = gl.program_id(0) // P.KV_HEADS
     head = gl.program_id(0) % P.KV_HEADS
-    if item >= gl.load(counts_ptr):
+    count = gl.load(counts_ptr)
+    row = gl.load(row_ptr + item)  # what lies behind the count is not used
+    start = gl.load(start_ptr + item)
+    end = gl.load(end_ptr + item)
+    slot = gl.load(slot_ptr + item)
+    table = gl.load(table_ptr + item)
+    if item >= count:
         if P.DEPENDENT:
             gdc_wait()
     else:
-        row = gl.load(row_ptr + item)
-        start = gl.load(start_ptr + item)
-        end = gl.load(end_ptr + item)
-        slot = gl.load(slot_ptr + item)
-        position = gl.load(position_ptr + row)
-        pages_ptr += gl.load(table_ptr + item).to(gl.int64) * table_width
+        pages_ptr += table.to(gl.int64) * table_width
         sums: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [P.WARPS, 1, 1], [1, 16, 8])
         a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
         b_layout: gl.constexpr = gl.DotOperandLayout(1, sums, k_width=2)
@@ -279,8 +277,11 @@ def attend(
         v_tiles = _buffers(V, P, v_kind)
         work = (start, end, pages_ptr, head)
         blocks = (end - start + P.WARPS * P.BLOCK_N - 1) // (P.WARPS * P.BLOCK_N)
-        k_tokens = _next_tokens(0, work, K, P)
-        v_tokens = _next_tokens(0, work, V, P)
+        k_places = _next_places(0, work, K, P)
+        v_places = _next_places(0, work, V, P)
+        position = gl.load(position_ptr + row)
+        merge_first = gl.load(merge_start_ptr + row)
+        merge_last = gl.load(merge_start_ptr + row + 1)
         factor = P.FACTOR
         v_factor = 1.0
         if K.SCALE == "head":
@@ -293,14 +294,14 @@ def attend(
             gdc_wait()
         for i in gl.static_range(P.STAGES - 1):
             if i < blocks:
-                _fetch((k_ptr, k_scales_ptr), k_tiles, i, k_tokens, K, P)
-                _fetch((v_ptr, v_scales_ptr), v_tiles, i, v_tokens, V, P)
+                _fetch((k_ptr, k_scales_ptr), k_tiles, i, k_places, head, K, P)
+                _fetch((v_ptr, v_scales_ptr), v_tiles, i, v_places, head, V, P)
             async_copy.commit_group()
-            k_tokens = _next_tokens(i + 1, work, K, P)
-            v_tokens = _next_tokens(i + 1, work, V, P)
+            k_places = _next_places(i + 1, work, K, P)
+            v_places = _next_places(i + 1, work, V, P)
         q_kind: gl.constexpr = gl.float16 if K.PARTS > 1 else k_kind
         p_kind: gl.constexpr = gl.float16 if V.PARTS > 1 else v_kind
-        q_parts = _queries(q_ptr, k_scales_ptr, row, head, q_kind, a_layout, K, P)
+        q_parts = _queries(q_ptr, row, head, q_kind, a_layout, K, P)
         rows_layout: gl.constexpr = gl.SliceLayout(2, sums)
         cols_layout: gl.constexpr = gl.SliceLayout(1, sums)
         warp = gl.arange(0, P.WARPS, layout=gl.SliceLayout(1, cols_layout))
@@ -323,11 +324,11 @@ def attend(
             barrier()
             ahead = block + P.STAGES - 1
             if ahead < blocks:
-                _fetch((k_ptr, k_scales_ptr), k_tiles, into, k_tokens, K, P)
-                _fetch((v_ptr, v_scales_ptr), v_tiles, into, v_tokens, V, P)
+                _fetch((k_ptr, k_scales_ptr), k_tiles, into, k_places, head, K, P)
+                _fetch((v_ptr, v_scales_ptr), v_tiles, into, v_places, head, V, P)
             async_copy.commit_group()
-            k_tokens = _next_tokens(ahead + 1, work, K, P)
-            v_tokens = _next_tokens(ahead + 1, work, V, P)
+            k_places = _next_places(ahead + 1, work, K, P)
+            v_places = _next_places(ahead + 1, work, V, P)
             k_parts = _operand(k_tiles, stage, True, b_layout, K, P)
             s = gl.zeros([P.WARPS, P.BLOCK_M, P.BLOCK_N], gl.float32, sums)
             for j in gl.static_range(K.PARTS):
@@ -337,7 +338,10 @@ def attend(
             key = start + block * (P.WARPS * P.BLOCK_N) + within
             distance = position - key
             s = scores(s, distance, slope, factor, P)
-            s = gl.where((key < end) & seen(distance, P), s, float("-inf"))
+            inside = key < end  # and not behind the query: items end there
+            if P.WINDOW > 0:
+                inside = inside & (distance < P.WINDOW)
+            s = gl.where(inside, s, float("-inf"))
             new_top = gl.maximum(top, gl.max(s, 2))
             base = gl.where(new_top == float("-inf"), 0.0, new_top)
             scale = gl.exp2(top - base)
@@ -386,12 +390,12 @@ def attend(
             places = slot.to(gl.int64) * P.HEADS + q_head
             gl.store(partial_ptr + places[:, None] * P.HEAD_DIM + d[None, :], out, mask=inner)
             gl.store(lse_ptr + places, (highest + gl.log2(total)) / LOG2E, mask=real)
-            first = gl.load(merge_start_ptr + row)
-            last = gl.load(merge_start_ptr + row + 1)
-            place = gl.load(merge_slots_ptr + first) * P.HEADS + head
+            place = gl.load(merge_slots_ptr + merge_first) * P.HEADS + head
             barrier()  # what the other threads stored is counted in with this one
             before = gl.atomic_add(arrived_ptr + place, 1, sem="acq_rel")
             barrier()
-            if before == last - first - 1:
+            if before == merge_last - merge_first - 1:
                 gl.store(arrived_ptr + place, 0)
-                _finish(partial_ptr, lse_ptr, sinks_ptr, merge_slots_ptr, out_ptr, first, last, row, head, V, P)
+                _finish(
+                    partial_ptr, lse_ptr, sinks_ptr, merge_slots_ptr, out_ptr, merge_first, merge_last, row, head, V, P
+                )
