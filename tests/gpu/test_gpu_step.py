@@ -79,3 +79,25 @@ def test_the_graph_runs_and_sees_new_weights(monkeypatch: pytest.MonkeyPatch) ->
     assert calls[2] is not calls[1]
     assert float(before[1].abs().max()) > 0
     assert float(after.abs().max()) == 0
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp8", "int8/int4"])
+@pytest.mark.parametrize(
+    "config", [CONFIG, replace(CONFIG, windows=(64, None, 64), qk_norm=True)], ids=["plain", "windows and norms"]
+)
+def test_a_step_over_pages_is_that_of_the_modules(
+    name: str, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, wide = _model(config, torch.float16)
+    model.cache_format = name
+    tokens = torch.randint(0, 512, (1, 100), device="cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_step, "unsupported", lambda *_: "not now")
+        modules = _logits(model, tokens)
+    cache = model.new_cache(1, 512)
+    assert gpu_step.unsupported(config, model.model.layers, cache) is None
+    steps = _logits(model, tokens)
+    with torch.inference_mode():
+        truth = wide(tokens)
+    assert torch.isfinite(steps).all()
+    assert (steps - truth).norm() <= 2 * (modules - truth).norm()

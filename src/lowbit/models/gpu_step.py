@@ -3,8 +3,7 @@
     per layer   x += added, norm | q k v | rotate, append | attend | o | x += o, norm | gate up | silu(gate) * up | down
     head        x += down, norm | head
 
-The graph's shapes are fixed, so attention reads a whole bucket of the cache (256 tokens, 512, and so on) under a mask;
-a bucket's graph is captured when a sequence first grows into it. The cache is the model's own.
+Attention, and how many graphs it takes, is gpu_attention.py's. The cache is the model's own.
 """
 
 from __future__ import annotations
@@ -19,28 +18,23 @@ from torch import Tensor, nn
 
 from lowbit.dispatch import matmul
 from lowbit.kernels.gpu import small
-from lowbit.models.cache import KVCache
+from lowbit.models.cache import Cache
 from lowbit.models.config import ModelConfig
+from lowbit.models.gpu_attention import step_attention, unsupported_cache
 from lowbit.models.rope import Rope
 from lowbit.nn import Linear
 from lowbit.nn.inputs import prepares_input
 from lowbit.packing import TENSORS, Description, PackedWeight
 
-SMALLEST_BUCKET = 256
 LAYOUT = "fragment"
 BLOCK_ROWS = 64  # rows of a block of the layout
 Product = Callable[[Tensor], Tensor]
 
 
-def unsupported(config: ModelConfig, layers: nn.ModuleList, cache: KVCache) -> str | None:
+def unsupported(config: ModelConfig, layers: nn.ModuleList, cache: Cache) -> str | None:
     """Why a model and a cache cannot be served, or None."""
-    keys = cache.keys[0]
-    if keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device) != (9, 0):
-        return f"the cache is on {keys.device}: steps are for compute capability 9.0"
-    if keys.dtype not in (torch.float16, torch.bfloat16) or cache.batch != 1:
-        return f"{cache.batch} sequences in {keys.dtype}: steps are for one sequence in 16 bit"
-    if config.qk_norm or config.head_dim & (config.head_dim - 1) or config.head_dim < 16:
-        return f"qk_norm={config.qk_norm}, head_dim={config.head_dim}: heads are a power of two wide and not normed"
+    if reason := unsupported_cache(config, cache):
+        return reason
     if config.activation != "silu" or config.sub_norms:
         return f"activation={config.activation!r}, sub_norms={config.sub_norms}: the MLP is silu(gate) * up"
     for layer in layers:
@@ -56,19 +50,17 @@ class GpuStep:
     """The graphs of one model and one cache of one sequence."""
 
     def __init__(
-        self, config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: KVCache
+        self, config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: Cache
     ) -> None:
-        self.config, self.head, self.capacity = config, head, cache.capacity
-        self.keys, self.values = cache.keys, cache.values
-        like = cache.keys[0]
-        device, dtype = like.device, like.dtype
-        for held in (*cache.keys, *cache.values):
-            held[:, :, cache.length :].zero_()  # masked, but read: nothing may be NaN
-        self.tables = rope.angles(torch.arange(cache.capacity, device=device), dtype)
+        self.config, self.head = config, head
+        weight = cast(Tensor, norm.weight)
+        device, dtype = weight.device, weight.dtype
+        tables = rope.angles(torch.arange(cache.capacity, device=device), dtype)
         self.x = torch.zeros(config.hidden_size, dtype=dtype, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.attention = step_attention(config, layers, cache, tables, self.position)
         self.eps = torch.full((1,), config.norm_eps, device=device)
-        self.norms = [cast(Tensor, n.weight) for layer in layers for n in _norms(layer)] + [cast(Tensor, norm.weight)]
+        self.norms = [cast(Tensor, n.weight) for layer in layers for n in _norms(layer)] + [weight]
         with torch.inference_mode(False), torch.no_grad():  # weights outlive this step, and may be trained around
             self.products = [_products(layer) for layer in layers]
         self.norm = norm
@@ -85,52 +77,38 @@ class GpuStep:
 
     def run(self, x: Tensor, position: int) -> Tensor:
         """x: the token's embedding, [1, 1, hidden]; position: tokens in the cache. Returns logits [1, 1, vocab]."""
-        bucket = SMALLEST_BUCKET
-        while bucket <= position:
-            bucket *= 2
-        bucket = min(bucket, self.capacity)
+        number = self.attention.begin(position)
         self.x.copy_(x.reshape(-1))
         self.position.fill_(position)
-        if bucket not in self._graphs:
-            self._graphs[bucket] = self._capture(bucket)
+        if number not in self._graphs:
+            self._graphs[number] = self._capture(number)
             self.x.copy_(x.reshape(-1))
-        graph, logits = self._graphs[bucket]
+        graph, logits = self._graphs[number]
         graph.replay()
         return logits.clone()
 
-    def _capture(self, bucket: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, number: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         start = self.x.clone()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._forward(bucket)  # compiles; what it appends to the cache is what the graph appends again
+            self._forward(number)  # compiles; what it appends to the cache is what the graph appends again
         torch.cuda.current_stream().wait_stream(side)
         self.x.copy_(start)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(bucket)
+            logits = self._forward(number)
         return graph, logits
 
-    def _forward(self, bucket: int) -> Tensor:
+    def _forward(self, number: int) -> Tensor:
         c, x = self.config, self.x
         added: Tensor | None = None
         norms = iter(self.norms)
-        reach = torch.arange(bucket, device=x.device)
-        masks: dict[int | None, Tensor] = {}
-        for window in set(c.windows):
-            seen = reach <= self.position
-            masks[window] = seen if window is None else seen & (reach > self.position - window)
+        self.attention.prepare(number)
         for index, (qkv, out, gate_up, down) in enumerate(self.products):
-            keys, values = self.keys[index], self.values[index]
-            query = x.new_empty(c.num_heads, c.head_dim)
-            small.rotate_append(qkv(self._norm(added, norms)), self.tables, self.position, query, keys, values)
-            folded = query.view(1, c.num_kv_heads, c.groups, c.head_dim)
-            mask = masks[c.windows[index]]
-            attended = F.scaled_dot_product_attention(
-                folded, keys[:, :, :bucket], values[:, :, :bucket], attn_mask=mask.expand(1, 1, c.groups, bucket)
-            )
-            both = gate_up(self._norm(out(attended.reshape(-1)), norms))
+            attended = self.attention.attend(index, qkv(self._norm(added, norms)), number)
+            both = gate_up(self._norm(out(attended), norms))
             gated = x.new_empty(c.intermediate_size)
             small.gate(both, gated)
             added = down(gated)
@@ -228,11 +206,11 @@ def _held(module: nn.Module) -> list[tuple[dict[str, object], str, object]]:
     return [(place, name, held) for place in places for name, held in place.items() if held is not None]
 
 
-_steps: WeakKeyDictionary[KVCache, GpuStep | None] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[Cache, GpuStep | None] = WeakKeyDictionary()
 
 
 def gpu_step(
-    config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: KVCache
+    config: ModelConfig, layers: nn.ModuleList, norm: nn.Module, rope: Rope, head: Product, cache: Cache
 ) -> GpuStep | None:
     """The step of a cache, made on first use; None where `unsupported` names a reason."""
     if cache in _steps:

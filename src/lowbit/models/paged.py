@@ -12,7 +12,7 @@ from torch import Tensor
 from lowbit.attention import AttentionProblem, DecodePlan, PagedCache, PrefillPlan
 from lowbit.errors import ModelError
 from lowbit.formats.kv import KVFormat, kv_format
-from lowbit.kernels.attention import NewTokens
+from lowbit.kernels.attention import NewTokens, choose_backend
 from lowbit.models.cache import Cache
 from lowbit.models.config import ModelConfig
 
@@ -90,9 +90,8 @@ class PagedKVCache(Cache):
         """Store the new tokens of a layer and attend; -> [batch, time, heads, head_dim]."""
         batch, time = query.shape[:2]
         if layer == 0:
-            self._begin(time)
+            self.begin(time)
         assert self._slots is not None
-        plan = self._plans[self.config.windows[layer], time == 1]
         query_norm, key_norm = norms or (None, None)
         new = NewTokens(
             query.flatten(0, 1),
@@ -105,11 +104,23 @@ class PagedKVCache(Cache):
             key_norm,
             self.config.norm_eps,
         )
-        rotated = self.paged.append(layer, new, plan.backend)
-        return plan.run(layer, self.paged, rotated).view(query.shape)
+        return self.attend_new(layer, new, time == 1).view(query.shape)
 
-    def _begin(self, time: int) -> None:
-        """Room and plans for a pass. One that failed half way has left tokens behind: they are forgotten."""
+    def attend_new(self, layer: int, new: NewTokens, single: bool = True) -> Tensor:
+        """The same with tokens whose slots are known. single: one of each sequence."""
+        plan = self._plans[self.config.windows[layer], single]
+        return plan.run(layer, self.paged, self.paged.append(layer, new, plan.backend))
+
+    @property
+    def step_backend(self) -> str:
+        """Which attention backend serves single tokens, of every kind of layer; several names if they differ."""
+        return "/".join(sorted({choose_backend(self.backend, each).name for each in self._problems.values()}))
+
+    def begin(self, time: int) -> Tensor:
+        """Room and plans for a pass; -> slots of its tokens, int64 [batch * time].
+
+        A pass that failed half way has left tokens behind: they are forgotten.
+        """
         for sequence in self.sequences:
             self.paged.truncate(sequence, min(self.length, self.paged.length(sequence)))
         new = self.paged.extend(self.sequences, [time] * self.batch)
@@ -119,6 +130,7 @@ class PagedKVCache(Cache):
             if plan is None or plan.work.limits.rows < self.batch * time:
                 plan = self._plans[window, time == 1] = self._new_plan(problem, time)
             plan.plan(new)
+        return self._slots
 
     def _new_plan(self, problem: AttentionProblem, time: int) -> DecodePlan | PrefillPlan:
         if time == 1:

@@ -49,10 +49,10 @@ def stream_tile(problem: AttentionProblem, target: int) -> Tile | None:
         if scales & (scales - 1):
             return None
         row_bytes += width_of(problem.head_dim) * kept.bits / 8 + scales / 4
-    room = SMEM_BYTES[target] / BLOCKS - 1024
-    for keys, stages in ((32, 4), (32, 3), (16, 3), (16, 2)):
-        if 4 * keys * stages * row_bytes <= room:
-            return Tile(16, keys, 4, stages)
+    for blocks in (BLOCKS, 1):
+        for keys, stages in ((32, 4), (32, 3), (16, 3), (16, 2)):
+            if 4 * keys * stages * row_bytes <= SMEM_BYTES[target] / blocks - 1024:
+                return Tile(16, keys, 4, stages)
     return None
 
 

@@ -144,40 +144,32 @@ def _operand(tiles, stage, transposed: gl.constexpr, layout: gl.constexpr, S: gl
         return numbers(words, words, words, S)
     else:
         GROUPS: gl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
-        STEP: gl.constexpr = 2 if S.OFFSET else 1
-        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-        scales = scale_tiles.index(stage)._reinterpret(gl.float16, [P.WARPS, P.BLOCK_N, GROUPS, STEP], flat)
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        kind: gl.constexpr = gl.int32 if S.OFFSET else gl.float16  # a scale and an offset are one word
+        scales = scale_tiles.index(stage)._reinterpret(kind, [P.WARPS, P.BLOCK_N, GROUPS], flat)
         if transposed:
             words = gl.reshape(words, [P.WARPS, GROUPS, S.GROUP_WORDS, P.BLOCK_N])
-            scales = scales.permute((0, 2, 1, 3))
+            scales = scales.permute((0, 2, 1))
             AXIS: gl.constexpr = 2
         else:
             words = gl.reshape(words, [P.WARPS, P.BLOCK_N, GROUPS, S.GROUP_WORDS])
             AXIS: gl.constexpr = 3
-        beside: gl.constexpr = gl.SliceLayout(AXIS, words.type.layout)
+        beside = scales.load(gl.SliceLayout(AXIS, words.type.layout))
         nothing = gl.full(words.shape, 0.0, gl.float16, words.type.layout)
-        SHAPE: gl.constexpr = [P.WARPS, GROUPS, P.BLOCK_N] if transposed else [P.WARPS, P.BLOCK_N, GROUPS]
-        first = _scales(scales, 0, SHAPE, beside)
-        scale, _ = gl.broadcast(gl.expand_dims(first, AXIS), nothing)
-        offset = scale
         if S.OFFSET:
-            offset, _ = gl.broadcast(gl.expand_dims(_scales(scales, 1, SHAPE, beside), AXIS), nothing)
+            scale = (beside & 0xFFFF).to(gl.uint16).to(gl.float16, bitcast=True)
+            offset = (beside >> 16).to(gl.uint16).to(gl.float16, bitcast=True)
+            scale, _ = gl.broadcast(gl.expand_dims(scale, AXIS), nothing)
+            offset, _ = gl.broadcast(gl.expand_dims(offset, AXIS), nothing)
+        else:
+            scale, _ = gl.broadcast(gl.expand_dims(beside, AXIS), nothing)
+            offset = scale
         parts = ()
         decoded = numbers(words, scale, offset, S)
         for j in gl.static_range(S.PARTS):
             flat_part = gl.reshape(decoded[j], tile.shape)
             parts = parts + (gl.convert_layout(flat_part, layout, assert_trivial=True),)
         return parts
-
-
-@gluon.jit
-def _scales(scales, which: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """Scales (0) or offsets (1) of a block, in the registers beside their words."""
-    STEP: gl.constexpr = scales.shape[3]
-    if STEP == 1:
-        return scales.reshape(shape).load(layout)
-    else:
-        return scales.slice(which, 1, 3).reshape(shape).load(layout)
 
 
 @gluon.jit
