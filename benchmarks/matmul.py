@@ -26,6 +26,7 @@ from torch import Tensor
 
 import lowbit
 from hopper_compile import Job, compile_all
+from lowbit.cli.bench.gpu import humming_layer
 from lowbit.dispatch.choose import choose
 from lowbit.formats import parse_format
 from lowbit.hardware import RATES
@@ -63,17 +64,6 @@ def launch_us(launches: Callable[[], None], count: int, replays: int = 12) -> fl
 def floor_us(weight: PackedWeight, m: int) -> float:
     n, k = weight.shape
     return max((weight.nbytes + 2 * m * (n + k)) / READ_TBS / 1e6, 2 * m * n * k / TFLOPS / 1e6)
-
-
-def humming_layer(weight: PackedWeight, dtype: torch.dtype) -> Any:
-    from humming.layer import HummingLayer  # type: ignore[import-not-found]
-
-    n, k = weight.shape
-    settings = {"dtype": "int4", "weight_scale_group_size": 128}
-    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=settings, torch_dtype=dtype).cuda()
-    layer.load_from_unquantized(dense(weight, dtype))
-    layer.transform()
-    return layer
 
 
 def rows_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,15 @@ def test_matmul(lowbit: Run) -> None:
     assert rows[0]["floor_us"] / rows[0]["weight_bytes"] == pytest.approx(rows[1]["floor_us"] / rows[1]["weight_bytes"])
 
 
+def test_plots_and_bars(lowbit: Run, tmp_path: Path) -> None:
+    plots = [tmp_path / "speed.png", tmp_path / "speed.svg"]
+    options = [f"--plot={path}" for path in plots]
+    done = lowbit("bench", "matmul", "int4_g32", "--shape", "64x64", "--m", "1", "--m", "3", "--runs", "1", *options)
+    assert done.code == 0, done.err
+    assert "int4_g32 64 x 64: share of the floor" in done.out and "  m     3 |" in done.out
+    assert plots[0].read_bytes().startswith(b"\x89PNG") and b"<svg" in plots[1].read_bytes()
+
+
 def test_matmul_runs_the_kernel_that_is_asked_for(lowbit: Run) -> None:
     options = ("--shape", "64x64", "--runs", "1", "--json")
     for backend in ("reference", "cpu_a8"):
@@ -64,7 +74,8 @@ def test_matmul_prints_a_table(lowbit: Run) -> None:
         (["int9_g64"], "int9_g64"),
         (["--shape", "4096"], "--shape 4096: write output x input features, both at least 1, such as 4096x14336"),
         (["--shape", "0x64"], "--shape 0x64: write output x input features"),
-        (["--device", "cuda"], "--device cuda: this command measures the CPU"),
+        (["--device", "tpu"], "device='tpu': must be"),
+        (["--plot", "speed.gif"], "--plot speed.gif: it is written as .png or .svg"),
         (["--dtype", "int8"], "--dtype int8: it is one of bfloat16"),
         (["--threads", "9999"], "--threads 9999: from 1 to "),
         (["--backend", "fast"], "fast"),

@@ -3,6 +3,7 @@
 from lowbit.report.plots import plot_quality, plots_available
 from lowbit.report.quality import FormatResult, QualityReport
 from lowbit.report.speed import MatmulSpeed, speed_table
+from lowbit.report.speed_plots import plot_speeds, speed_bars
 from lowbit.report.tables import quality_table, sentences_table
 
 __all__ = [
@@ -10,8 +11,10 @@ __all__ = [
     "MatmulSpeed",
     "QualityReport",
     "plot_quality",
+    "plot_speeds",
     "plots_available",
     "quality_table",
     "sentences_table",
+    "speed_bars",
     "speed_table",
 ]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+TORCH = frozenset({"float32", "float16", "bfloat16"})  # names in torch_us that are torch's; others are peers
+
+
 @dataclass(frozen=True)
 class MatmulSpeed:
     """y[m, n] = x[m, k] @ W[n, k]^T with W in one format."""
@@ -24,7 +27,7 @@ class MatmulSpeed:
     timing: Timing  # of one matmul
     weight_bytes: int  # of W in memory, read once a matmul
     floor_us: float  # median of reading as many bytes in the same run
-    torch_us: Mapping[str, float]  # median of torch with the same W in another dtype: {"float32": ..., ...}
+    torch_us: Mapping[str, float]  # median of torch with the same W in another dtype: {"float32": ...}; and of peers
 
     @property
     def gb_per_s(self) -> float:
@@ -55,7 +58,7 @@ def speed_table(results: Sequence[MatmulSpeed], title: str) -> Table:
     for heading in ("n x k", "m", "format", "kernel", "us", "quartiles", "GB/s", "of the floor"):
         table.add_column(heading, justify="left" if heading in {"n x k", "format", "kernel"} else "right")
     for dtype in dtypes:
-        table.add_column(f"over torch\n{dtype}", justify="right")
+        table.add_column(f"over {'torch' if dtype in TORCH else ''}\n{dtype}", justify="right")
     for r in results:
         table.add_row(
             f"{r.n} x {r.k}",

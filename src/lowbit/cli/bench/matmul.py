@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli import options
-from lowbit.cli.console import note, show, show_json
+from lowbit.cli.console import note, show, show_json, show_lines
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ EXAMPLES = (
     "lowbit bench matmul",
     "lowbit bench matmul int4_g64 int2_g64 --shape 4096x14336 --m 1 --m 8 --threads 1",
     "lowbit bench matmul mxfp4 --json",
+    "lowbit bench matmul int4_g128 --device cuda --m 1 --m 16 --m 64 --plot speed.svg",
 )
 FORMATS = ("int8_g32", "int4_g64", "int3_g64", "int2_g64", "ternary")
 SHAPES = ("4096x4096",)
@@ -40,30 +42,40 @@ def command(
         list[int] | None, typer.Option("--m", help="Tokens at a time; may be given again. [default: 1]", min=1)
     ] = None,
     threads: Annotated[int | None, typer.Option(help="[default: as many as torch uses]", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="cpu.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Of activations: bfloat16, float16 or float32.")] = "bfloat16",
     backend: options.Backend = "auto",
     runs: Annotated[int, typer.Option(help="Timed runs of each; the median counts.", min=1)] = 15,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(help="Draw roofline and batch sweep to a .png or .svg; may be given again.", show_default=False),
+    ] = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Time matmuls on this machine: microseconds, GB/s, share of the memory's floor, speed-up over torch.
 
     Everything takes turns in one run, and each is called on so many copies of its weight that they come from memory,
-    not from a cache. The floor is the time in which as many bytes can be read. Nothing else should run meanwhile.
+    not from a cache. The floor is the time in which as many bytes can be read (on a GPU, or as much multiplied). With
+    several --m a bar for each is printed. Nothing else should run meanwhile.
     """
     from lowbit.cli.bench import stream
+    from lowbit.cli.bench.gpu import gpu_floor, measure_gpu
     from lowbit.cli.failures import usage
     from lowbit.cli.source import check_backend
+    from lowbit.dispatch.tuned import device_name
     from lowbit.errors import FormatError, UsageError
     from lowbit.formats import parse_format
     from lowbit.hardware import host
-    from lowbit.report import speed_table
-    from lowbit.runtime.placement import DTYPES
+    from lowbit.report import plot_speeds, speed_bars, speed_table
+    from lowbit.report.speed_plots import KINDS
+    from lowbit.runtime.placement import DTYPES, choose_device
 
     check_backend(backend)
-    if device != "cpu":
-        raise UsageError(f"--device {device}: this command measures the CPU; for a GPU run benchmarks/matmul.py")
+    place = choose_device(device)
+    for path in plot or ():
+        if path.suffix not in KINDS:
+            raise UsageError(f"--plot {path}: it is written as {' or '.join(KINDS)}")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: it is one of {', '.join(DTYPES)}")
     shapes = [parse_shape(text) for text in shape or SHAPES]
@@ -74,18 +86,30 @@ def command(
     with stream.threads(threads) as count:
         for n, k in dict.fromkeys(shapes):
             for rows in dict.fromkeys(m or (1,)):
-                results += measure(names, n, k, rows, DTYPES[dtype], backend, runs, nbytes)
+                if place.type == "cuda":
+                    results += measure_gpu(names, n, k, rows, DTYPES[dtype], backend, runs, place)
+                else:
+                    results += measure(names, n, k, rows, DTYPES[dtype], backend, runs, nbytes)
                 note(f"{n} x {k}, m={rows}: done")
     machine = host()
-    method = (
-        f"median of {runs} runs in turns, over {nbytes >> 20} MiB of copies of each weight; floor: torch.amax over "
-        f"{nbytes >> 20} MiB"
-    )
+    if place.type == "cuda":
+        name, title = device_name("cuda", place.index or 0), device_name("cuda", place.index or 0)
+        method = f"median of {runs} CUDA graphs in turns, each over copies of its weight; floor: {gpu_floor(place)[2]}"
+    else:
+        name, title = machine.name, f"{machine.name}, {count} thread{'s' if count > 1 else ''}"
+        method = (
+            f"median of {runs} runs in turns, over {nbytes >> 20} MiB of copies of each weight; floor: torch.amax over "
+            f"{nbytes >> 20} MiB"
+        )
+    for path in plot or ():
+        note(f"drawn: {plot_speeds(results, f'{title}, x {dtype}', path)}")
     if json:
-        where = {"device": machine.name, "cores": machine.cores, "threads": count, "dtype": dtype, "method": method}
+        where = {"device": name, "cores": machine.cores, "threads": count, "dtype": dtype, "method": method}
         show_json(where | {"results": [result.as_dict() for result in results]})
         return
-    show(speed_table(results, f"{machine.name}, {count} thread{'s' if count > 1 else ''}, x {dtype}"))
+    show(speed_table(results, f"{title}, x {dtype}"))
+    if len({result.m for result in results}) > 1:
+        show_lines(speed_bars(results))
     show(f"method: {method}")
 
 
