@@ -92,14 +92,16 @@ class PagedKVCache(Cache):
         if layer == 0:
             self.begin(time)
         assert self._slots is not None
+        if batch > 1:
+            cos, sin = cos.repeat(batch, 1), sin.repeat(batch, 1)
         query_norm, key_norm = norms or (None, None)
         new = NewTokens(
             query.flatten(0, 1),
             key.flatten(0, 1),
             value.flatten(0, 1),
             self._slots,
-            cos.repeat(batch, 1),
-            sin.repeat(batch, 1),
+            cos,
+            sin,
             query_norm,
             key_norm,
             self.config.norm_eps,
