@@ -8,13 +8,13 @@ from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_co
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
-# Few tokens need each weight decoded for as few products, so four warpgroups hide each other's decoding; 256 tokens
-# share what is decoded, and two are enough.
+# 256 tokens share what is decoded; with fewer, 256 rows share the tokens.
 _TILES = {
-    64: LargeConfig(NAME, 64, 128, 5, parts=4, row_blocks=1, maxnreg=96),
+    64: LargeConfig(NAME, 64, 128, 5, parts=2, row_blocks=2),
     128: LargeConfig(NAME, 128, 128, 3, parts=2, row_blocks=2),
     256: LargeConfig(NAME, 256, 64, 4, parts=2, row_blocks=1),
 }
+_ONE_OF_128 = LargeConfig(NAME, 128, 128, 4, parts=2, row_blocks=1)  # tile of tokens: then smaller ones fill the chip
 _COST = {64: 1.3, 128: 1.06, 256: 1.0}  # of a token in a tile that is full
 _SLICED = LargeConfig(NAME, 8, 256, 8, parts=2, row_blocks=1, sliced=True)
 _MOST_SLICED = 128
@@ -34,7 +34,7 @@ def choose_large(problem: Problem) -> LargeConfig:
         config = replace(_SLICED, block_m=tokens, block_k=128 if tokens == _MOST_SLICED else 256)
     else:
         tokens = tile_tokens(problem.m)
-        config = _TILES[tokens]
+        config = _ONE_OF_128 if tokens == 128 >= problem.m else _TILES[tokens]
         if -(-problem.m // tokens) > _FEW:
             config = replace(config, band=_BANDS[tokens])
     least = 128 if 1 in PLANES[problem.format.bits] else 64
