@@ -13,20 +13,13 @@ import argparse
 
 import torch
 
-from lowbit import SamplingParams
+from lowbit.cli.bench.sampling import ways
 from lowbit.runtime import sampling
 from lowbit.runtime.sampling import new_generator, sample
 from lowbit.timing import compare
 from record import save
 
-WAYS = {
-    "greedy": SamplingParams(temperature=0),
-    "temperature": SamplingParams(temperature=0.8, seed=0),
-    "top-k 40": SamplingParams(temperature=0.8, top_k=40, seed=0),
-    "top-p 0.95": SamplingParams(temperature=0.8, top_p=0.95, seed=0),
-    "min-p 0.05": SamplingParams(temperature=0.8, min_p=0.05, seed=0),
-    "all of them": SamplingParams(temperature=0.8, top_k=100, top_p=0.95, min_p=0.01, seed=0),
-}
+WAYS = ways()
 
 
 def main() -> None:
@@ -40,14 +33,8 @@ def main() -> None:
     peak = sampling._peak(logits)
     generators = {name: new_generator(params) for name, params in WAYS.items()}
 
-    compiled = sampling.unavailable
-
     def by_torch(name: str) -> int:
-        sampling.unavailable = _switched_off  # a mock would take longer than the tokens
-        try:
-            return sample(logits, WAYS[name], generators[name])
-        finally:
-            sampling.unavailable = compiled
+        return sample(logits, WAYS[name], generators[name], by_torch=True)
 
     calls = {}
     for name, params in WAYS.items():
@@ -66,10 +53,6 @@ def main() -> None:
         print(f"{name:14} {ours.median_us:7.1f} us{beside}")
     name = "sampling" if arguments.vocab == parser.get_default("vocab") else f"sampling_{arguments.vocab}"
     save("cpu", name, rows, vocab=arguments.vocab)
-
-
-def _switched_off() -> str:
-    return "switched off"
 
 
 if __name__ == "__main__":

@@ -136,3 +136,11 @@ def test_threads_are_given_back_after_an_error() -> None:
     assert torch.get_num_threads() == before
     with pytest.raises(UsageError, match="--threads 0: from 1 to"), stream.threads(0):
         pass
+
+
+def test_sampling(lowbit: Run) -> None:
+    data = lowbit("bench", "sampling", "--vocab", "300", "--threads", "1", "--runs", "2", "--json").json
+    assert [row["way"] for row in data["results"]][:2] == ["greedy", "temperature"]
+    for row in data["results"]:
+        assert row["median_us"] > 0 and row["speed_up"] == pytest.approx(row["torch_us"] / row["median_us"])
+    assert "top-p 0.95" in lowbit("bench", "sampling", "--vocab", "300", "--runs", "1").out

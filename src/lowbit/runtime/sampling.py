@@ -90,10 +90,12 @@ def sample(
     params: SamplingParams,
     generator: torch.Generator,  # on the CPU
     peak: Peak | None = None,  # of the logits, where it is known
+    by_torch: bool = False,  # even where compiled kernels could read the logits: to compare
 ) -> int:
     """The next token's id. Raises ModelError when the logits hold NaN, +inf, or nothing but -inf."""
+    compiled = not by_torch and _compiled(logits)
     if peak is None:
-        peak = chooser(logits.numel()).peak(logits) if _compiled(logits) else _peak(logits)
+        peak = chooser(logits.numel()).peak(logits) if compiled else _peak(logits)
     if not math.isfinite(peak.largest):  # NaN is carried on
         raise ModelError(
             f"the largest of {logits.numel()} logits is {peak.largest}: a value in the model overflowed or its weights "
@@ -105,7 +107,7 @@ def sample(
     uniform = torch.rand((), dtype=torch.float64, generator=generator).item()
     top_k = params.top_k if params.top_k < logits.numel() else 0
     options = Options(_rate(params.temperature), top_k, params.top_p, params.min_p, uniform)
-    if _compiled(logits):
+    if compiled:
         return chooser(logits.numel()).draw(logits, peak, options)
     return _draw(logits, peak, options)
 
