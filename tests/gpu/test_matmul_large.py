@@ -137,11 +137,11 @@ def test_rows_do_not_depend_on_the_batch_when_asked(name: str, dtype: torch.dtyp
     n, k = 1440, 4096
     weight = pack_as(random_quantized(n, k, name), "fragment")
     x = torch.randn(300, k, device="cuda").to(dtype)
-    whole = lowbit.matmul(x, weight, batch_invariant=True)
+    whole = lowbit.matmul(x, weight, batch_invariant=True, backend=NAME)
     check_twice_torch(whole, x, random_quantized(n, k, name))
     for m in range(1, 300):
         first = (300 - m) * 7 % (301 - m)
-        y = lowbit.matmul(x[first : first + m], weight, batch_invariant=True)
+        y = lowbit.matmul(x[first : first + m], weight, batch_invariant=True, backend=NAME)
         assert torch.equal(y, whole[first : first + m]), m
     assert workspace.is_empty()
 
@@ -150,7 +150,7 @@ def test_rows_do_not_depend_on_the_batch_when_asked(name: str, dtype: torch.dtyp
 def test_slices_of_any_size_give_the_same_bits(n: int, k: int) -> None:
     weight = pack_as(random_quantized(n, k, "int4_g128"), "fragment")
     x = torch.randn(1000, k, device="cuda").half()
-    whole = lowbit.matmul(x, weight, batch_invariant=True)
+    whole = lowbit.matmul(x, weight, batch_invariant=True, backend=NAME)
     for m in (1, 8, 13, 64, 127, 128, 129, 256, 700):
-        assert torch.equal(lowbit.matmul(x[:m], weight, batch_invariant=True), whole[:m]), m
+        assert torch.equal(lowbit.matmul(x[:m], weight, batch_invariant=True, backend=NAME), whole[:m]), m
     assert workspace.is_empty()
