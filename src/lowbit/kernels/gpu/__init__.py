@@ -18,4 +18,5 @@ form.py            which formats are served, and scales and zeros as the kernel 
 groups.py          the end of a group: scales, minima and zero points on the sums
 gather.py          act-order: x in the order of the stored columns
 small.py           norm, rotation and gate of a decoder's step; small_body.py has their kernels
+attention.py       attention on a paged cache: which kernel and tile; attention_*.py are its kernels (docs/attention.md)
 """

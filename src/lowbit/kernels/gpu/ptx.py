@@ -45,7 +45,7 @@ def cache_decode(bits: int, is_float: bool, zero: int, scaled: bool, offset: boo
         lines = [f"mov.b32 u, {0x5C00 * twice};", f"shl.b32 $0, {words}, 8;", f"mov.b32 $1, {words};"]
         for j in range(2):  # the sign stays, the rest goes down by one: 2^-8 of the number
             lines += [f"shr.u32 t, ${j}, 1;", f"and.b32 t, t, {0x3F80 * twice};"]
-            lines += [f"lop3.b32 ${j}, ${j}, {0x8000 * twice}, t, 0xEA;", f"mul.rn.f16x2 ${j}, ${j}, u;"]
+            lines += [f"lop3.b32 ${j}, ${j}, {0x8000 * twice}, t, 0xea;", f"mul.rn.f16x2 ${j}, ${j}, u;"]
     elif bits == 8:
         lines = [f"mov.b32 u, {_magic(zero)};", "mov.b32 t, 0x64646464;"]
         for j in range(2):  # 1024 + code
@@ -59,7 +59,7 @@ def cache_decode(bits: int, is_float: bool, zero: int, scaled: bool, offset: boo
         for j in range(4):
             source = words if j < 2 else "t"
             mask = (0xF0 if j % 2 else 0x0F) * twice
-            lines += [f"lop3.b32 ${j}, {source}, {mask}, {0x6400 * twice}, 0xEA;"]
+            lines += [f"lop3.b32 ${j}, {source}, {mask}, {0x6400 * twice}, 0xea;"]
             lines += [f"fma.rn.f16x2 ${j}, ${j}, v, w;" if j % 2 else f"sub.rn.f16x2 ${j}, ${j}, u;"]
     for j in range(parts):
         if offset:
