@@ -13,9 +13,11 @@ import lowbit
 from lowbit.dispatch import SlowPathWarning, choose
 from lowbit.dispatch.choose import _report
 from lowbit.dispatch.matmul import _handles
+from lowbit.dispatch.tuned import assumed_gpu
 from lowbit.errors import LayoutError, UnsupportedConfig
-from lowbit.formats import quantize
-from lowbit.kernels import FAMILIES
+from lowbit.formats import parse_format, quantize
+from lowbit.hardware import Gpu
+from lowbit.kernels import FAMILIES, Problem
 from lowbit.packing import TENSORS, PackedWeight
 
 
@@ -176,3 +178,12 @@ def test_pack_takes_no_float_weight() -> None:
         "pack takes a QuantizedTensor, not a Tensor: quantize the weight first, such as "
         'pack(quantize(weight, "int4_g64"))'
     )
+
+
+def test_a_shipped_row_of_a_later_family_comes_before_an_earlier_family() -> None:
+    shape = Problem(1, 6144, 4096, parse_format("int4_g128"), "fragment", torch.float16, torch.float16, "cuda")
+    with assumed_gpu(Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)):
+        found = choose(shape)
+        assert found.family.name == "portable"
+        assert ("hopper", "portable was measured to be faster") in found.passed
+        assert choose(replace(shape, k=4160)).family.name == "hopper"

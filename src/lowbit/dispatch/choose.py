@@ -36,18 +36,30 @@ def comparable(backend: str = "auto") -> list[str]:
 def untuned(problem: Problem, backend: str = "auto") -> Choice:
     """The kernel for a problem where this user has measured nothing. Raises as choose()."""
     passed: list[tuple[str, str]] = []
+    legal: list[KernelFamily] = []
     for name in FAMILIES if backend == "auto" else (backend,):
         family = get_family(name)
         reason = family.legal(None, problem)
         if reason is None and backend == "auto":
             reason = family.slower(problem)
         if reason is None:
-            if shipped := shipped_config(family, problem):
-                return Choice(family, shipped, tuple(passed), SHIPPED)
-            return Choice(family, family.default(problem), tuple(passed))
-        passed.append((name, reason))
+            legal.append(family)
+        else:
+            passed.append((name, reason))
+    for at, family in enumerate(legal):
+        if shipped := shipped_config(family, problem):
+            faster = tuple((other.name, f"{family.name} was measured to be faster") for other in legal[:at])
+            return Choice(family, shipped, (*_before(family, passed), *faster), SHIPPED)
+    if legal:
+        return Choice(legal[0], legal[0].default(problem), _before(legal[0], passed))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed)
     raise UnsupportedConfig(f"no kernel for {problem}: {reasons}")
+
+
+def _before(family: KernelFamily, passed: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The families before one that were passed over."""
+    names = list(FAMILIES)
+    return tuple(pair for pair in passed if names.index(pair[0]) < names.index(family.name))
 
 
 @lru_cache(maxsize=8192)

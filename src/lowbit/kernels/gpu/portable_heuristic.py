@@ -1,7 +1,8 @@
 """Which tile and pipeline of the portable kernel for a problem that nobody measured.
 
 Shared memory decides: as many units in flight as a multiprocessor holds beside the CTAs that its registers allow. More
-tokens take more of both, and are worth it to read more rows of W for each fragment of x.
+tokens take more of both, and are worth it to read more rows of W for each fragment of x. The tiles up to 64 tokens are
+the fastest of benchmarks/portable_tune.py on an H200.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from lowbit.kernels.gpu.portable_plan import NAME, RESERVED_BYTES, Chip, Portabl
 from lowbit.kernels.problem import Problem
 
 MOST_STAGES = 6
+FEW_UNITS = 16  # of a CTA
 
 # block_m: for 4 bits; stages are filled in
 _SHAPES = {
-    8: PortableConfig(NAME, 8, 256, 2, ctas_per_sm=4, maxnreg=128),
-    16: PortableConfig(NAME, 16, 256, 2, ctas_per_sm=3, maxnreg=168),
-    32: PortableConfig(NAME, 32, 128, 2, row_blocks=2, ctas_per_sm=3, maxnreg=168),
+    8: PortableConfig(NAME, 8, 256, 2, ctas_per_sm=2, maxnreg=168),
+    16: PortableConfig(NAME, 16, 256, 2, ctas_per_sm=2, maxnreg=255),
+    32: PortableConfig(NAME, 32, 256, 2, row_blocks=2, ctas_per_sm=2, maxnreg=255),
     64: PortableConfig(NAME, 64, 128, 2, row_blocks=2, ctas_per_sm=2, maxnreg=255),
     128: PortableConfig(NAME, 128, 128, 2, warps=8, row_blocks=2, maxnreg=255),
 }
@@ -38,6 +40,9 @@ def choose_config(problem: Problem, chip: Chip, multiprocessors: int) -> Portabl
         config = replace(_SHAPES[64], block_m=tile_tokens(min(problem.m, 64)), whole_tiles=True)
     else:
         config = _SHAPES[tile_tokens(problem.m)]
+        units = -(-problem.n // (64 * config.row_blocks)) * -(-problem.k // config.block_k)
+        if config.row_blocks * 4 > config.warps and units < FEW_UNITS * config.ctas_per_sm * multiprocessors:
+            config = replace(config, row_blocks=config.warps // 4)  # more tiles, each over sooner
     return fitted(config, problem.format, chip)
 
 
