@@ -32,6 +32,7 @@ from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.dense_plan import NAME as DEQUANTIZE
 from lowbit.kernels.gpu.dense_plan import DenseConfig
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config
+from lowbit.tuner.spaces.large import KERNELS
 from matmul import READ_TBS, SHAPES, TFLOPS, copies_of, dense, floor_us, launch_us, random_weight
 from record import save
 
@@ -39,12 +40,6 @@ SILENCE_SECONDS = 40.0  # of a measuring process, from where on it hangs; the fi
 MANY = 512  # tokens: from here on fewer copies of the weight, since few come from the L2, and dequantizing too
 COPIES_OF_MANY = 4
 PRINTED = ("block_m", "block_k", "stages", "parts", "splits", "row_blocks", "warps", "chunk", "ctas_per_sm", "band")
-# block_m, block_k, parts, row blocks, chunk, CTAs of a multiprocessor, registers at launch
-KERNELS = [
-    (64, 128, 4, 1, 64, 1, 96), (64, 128, 4, 1, 128, 1, 96), (64, 64, 4, 1, 64, 1, 96), (64, 256, 2, 1, 64, 1, 168),
-    (128, 128, 4, 1, 64, 1, 96), (128, 64, 4, 1, 64, 1, 96), (128, 128, 2, 1, 64, 1, 168),
-    (128, 128, 2, 2, 64, 1, 168), (256, 64, 2, 1, 64, 1, 168), (256, 128, 2, 1, 32, 1, 168),
-]  # fmt: skip
 INVARIANT = [
     (8, 256, 2, 1, 64, 1, 168), (8, 512, 2, 1, 64, 1, 168), (8, 256, 2, 1, 64, 2, 80), (8, 512, 1, 1, 64, 2, 128),
     (8, 256, 1, 1, 64, 3, 80), (16, 256, 2, 1, 64, 1, 168), (16, 512, 2, 1, 64, 1, 168), (16, 256, 2, 1, 64, 2, 80),

@@ -212,7 +212,7 @@ def test_cards_that_are_not_hopper_tune_the_portable_kernel(m: int, capability: 
     with assumed_gpu(replace(H200, name="some card", capability=capability)):
         problem = gpu_problem(m, 1440, 2624)
         found = TUNABLE.candidates(problem, 16)
-        assert 3 <= len(found) == len(set(found)) <= 17
+        assert 2 <= len(found) == len(set(found)) <= 17
         assert {c.family for c in found} == {"portable"}
         for candidate in found:
             config = config_of(candidate)

@@ -17,7 +17,7 @@ from typing import Any
 
 from lowbit.dispatch.tuned import compiler, device_name, forget, shipped_table, user_store
 from lowbit.errors import LowbitError
-from lowbit.hardware import usable_cores
+from lowbit.hardware import gpu, usable_cores
 from lowbit.store import Row, Store, identity
 from lowbit.tuner.pool import Worker, WorkerDied, WorkerHung, run_all
 from lowbit.tuner.tunable import Candidate, Key, Tunable, get_tunable
@@ -187,7 +187,10 @@ class Tuner:
         self.report.seconds["compiling"] = time.perf_counter() - start
 
     def _request(self, what: str, task: _Task) -> dict[str, Any]:
-        return {"do": what, "problem": task.key, "device": self.device, "index": self.index}
+        request = {"do": what, "problem": task.key, "device": self.device, "index": self.index}
+        if what == "compile" and (found := gpu(self.index)) is not None:
+            request["gpu"] = asdict(found)  # told, so that no compiling process has to ask the driver
+        return request
 
     def _skip(self, task: _Task, candidate: Candidate, reason: str) -> None:
         if candidate not in task.tried:

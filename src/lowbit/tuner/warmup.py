@@ -7,13 +7,14 @@ running it, so that nothing has to be listed twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 import torch
 
 from lowbit.compiling import expecting_compilation
 from lowbit.dispatch import choose
 from lowbit.errors import LowbitError
-from lowbit.hardware import usable_cores
+from lowbit.hardware import gpu, usable_cores
 from lowbit.kernels import Problem
 from lowbit.models import Decoder
 from lowbit.nn import Linear
@@ -59,6 +60,8 @@ def _compile(model: Decoder, tokens: list[int], progress: Progress, weights: Ite
     problems = [Problem.of(module.weight, m=m, x_dtype=model.dtype) for module in linears for m in tokens]
     if joined := distinct(weights):
         problems += matmuls(joined, tokens, model.device, model.dtype)
+    found = gpu(model.device.index or 0)
+    here = None if found is None else asdict(found)  # told, so that no compiling process has to ask the driver
     requests, seen = [], set()
     for problem in dict.fromkeys(problems):
         candidate = candidate_of(choose(problem).config)
@@ -70,7 +73,7 @@ def _compile(model: Decoder, tokens: list[int], progress: Progress, weights: Ite
             seen.add(key)
             requests.append({
                 "do": "compile", "problem": TUNABLE.key(problem), "device": "cuda", "index": problem.index,
-                "family": kernel.family, "config": kernel.values,
+                "family": kernel.family, "config": kernel.values, "gpu": here,
             })  # fmt: skip
     failed: list[str] = []
     count = 0
