@@ -191,3 +191,29 @@ def test_appending(name: str, tokens: int) -> None:
         assert float((x - y).norm() / x.norm()) < 1e-3  # a few codes lie on the other side of a half
         different = int((a.codes != b.codes).sum())
         assert different <= a.codes.numel() / 200
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", ["fp16", "fp8", "int8", "int4_asym"])
+def test_what_a_freed_sequence_left_is_of_no_consequence(
+    name: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots of a page behind a sequence's end hold NaN; its result is as if they held nothing."""
+    if not streamed:
+        monkeypatch.setattr(gpu, "stream_tile", lambda problem, target: None)
+    problem = make_problem(key=name, value=name, heads=8, kv_heads=2, head_dim=128, dtype=torch.float16)
+    cache, sequences = filled(problem, [128, 77])
+    cache = on_card(cache)
+    query = torch.randn(2, 8, 128, dtype=torch.float16, device="cuda")
+    plan = DecodePlan(replace(problem, device="cuda"), max_requests=2, max_length=256, backend="gpu")
+    for sequence in sequences:
+        cache.truncate(sequence, cache.length(sequence) - 9)
+    batch = cache.batch(sequences)
+    plan.plan(batch)
+    before = plan.run(0, cache, query).clone()
+    for length, table in zip(batch.lengths.tolist(), batch.tables, strict=True):
+        page, place = int(table[-1]), length % 16
+        for side in (cache.keys[0], cache.values[0]):
+            (side.codes if side.scales is None else side.scales)[page, :, place:] = torch.nan
+    assert torch.isfinite(before).all()
+    assert torch.equal(plan.run(0, cache, query), before)

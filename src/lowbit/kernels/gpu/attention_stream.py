@@ -133,8 +133,12 @@ def _next_places(block, work, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def _operand(tiles, stage, transposed: gl.constexpr, layout: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A block from shared memory as PARTS operands B of mma: [WARPS, words, keys] if transposed, else as it lies."""
+def _operand(tiles, stage, keys, transposed: gl.constexpr, layout: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A block from shared memory as PARTS operands B of mma: [WARPS, words, keys] if transposed, else as it lies.
+
+    keys: how many the block has. Scales of values from there on are taken as 0: what lies there may be anything, and
+    weights of 0 do not make 0 of it.
+    """
     code_tiles, scale_tiles = tiles
     tile = code_tiles.index(stage)
     if transposed:
@@ -155,6 +159,13 @@ def _operand(tiles, stage, transposed: gl.constexpr, layout: gl.constexpr, S: gl
             words = gl.reshape(words, [P.WARPS, P.BLOCK_N, GROUPS, S.GROUP_WORDS])
             AXIS: gl.constexpr = 3
         beside = scales.load(gl.SliceLayout(AXIS, words.type.layout))
+        if not transposed:  # noqa: SIM102 - this is known when it is compiled, the next is not
+            if keys < P.WARPS * P.BLOCK_N:
+                mine: gl.constexpr = gl.SliceLayout(2, beside.type.layout)
+                warp = gl.arange(0, P.WARPS, layout=gl.SliceLayout(1, mine))
+                n = gl.arange(0, P.BLOCK_N, layout=gl.SliceLayout(0, mine))
+                real = warp[:, None] * P.BLOCK_N + n[None, :] < keys
+                beside = gl.where(gl.expand_dims(real, 2), beside, gl.zeros_like(beside))
         nothing = gl.full(words.shape, 0.0, gl.float16, words.type.layout)
         if S.OFFSET:
             scale = (beside & 0xFFFF).to(gl.uint16).to(gl.float16, bitcast=True)
@@ -321,7 +332,8 @@ def attend(
             async_copy.commit_group()
             k_places = _next_places(ahead + 1, work, K, P)
             v_places = _next_places(ahead + 1, work, V, P)
-            k_parts = _operand(k_tiles, stage, True, b_layout, K, P)
+            keys = end - start - block * (P.WARPS * P.BLOCK_N)
+            k_parts = _operand(k_tiles, stage, keys, True, b_layout, K, P)
             s = gl.zeros([P.WARPS, P.BLOCK_M, P.BLOCK_N], gl.float32, sums)
             for j in gl.static_range(K.PARTS):
                 s = mma_v2(q_parts[j], k_parts[j], s)
@@ -341,9 +353,12 @@ def attend(
             total = total * scale + gl.sum(p, 2)
             top = new_top
             if V.SCALE == "token":
-                p = p * (_token_scales(v_tiles, stage, sums, P) * 256.0)
+                v_scales = _token_scales(v_tiles, stage, sums, P) * 256.0
+                if keys < P.WARPS * P.BLOCK_N:  # as in _operand
+                    v_scales = gl.where(within < keys, v_scales, 0.0)
+                p = p * v_scales
             p = gl.convert_layout(p.to(p_kind), a_layout, assert_trivial=True)
-            v_parts = _operand(v_tiles, stage, False, b_layout, V, P)
+            v_parts = _operand(v_tiles, stage, keys, False, b_layout, V, P)
             scale = gl.expand_dims(scale, 2)
             new = ()
             for j in gl.static_range(V.PARTS):
