@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
-from lowbit.checkpoint.columns import Run, format_of_runs, runs_of
+from lowbit.checkpoint.column_groups import ColumnRun, format_of_runs, runs_of
 from lowbit.checkpoint.huggingface.config import output_sizes
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, listed, quantized_modules
 from lowbit.checkpoint.huggingface.store import TensorStore
@@ -138,7 +138,7 @@ def _plan(module: Module, rows: int, k: int) -> tuple[list[int], list[int], list
     return widths, first, [*lengths[:-1], last]
 
 
-def _rows(runs: list[Run], lengths: list[int], first: list[int], rows: int) -> list[tuple[int, int]]:
+def _rows(runs: list[ColumnRun], lengths: list[int], first: list[int], rows: int) -> list[tuple[int, int]]:
     """The rows of q_weight of each run."""
     starts = []
     at = group = 0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lowbit.checkpoint.awq.layouts import FAST_COLUMNS, FAST_ROWS, FastCodes, GemmCodes, unpack_gemm
 from lowbit.checkpoint.base import Entry
-from lowbit.checkpoint.columns import Run, format_of_runs
+from lowbit.checkpoint.column_groups import ColumnRun, format_of_runs
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES
 from lowbit.checkpoint.huggingface.scheme import Folded, Module, Scheme, note_plain, quantized_modules
 from lowbit.checkpoint.huggingface.store import StoredTensor, TensorStore
@@ -131,7 +131,7 @@ def _fold_module(module: Module, settings: Settings) -> Entry:
     def form_of(bits: int, grouping: Any) -> WeightFormat:
         return WeightFormat(Int(bits), grouping, Scale(SCALE_NAMES[weights.scale_dtype]), weights.zero)
 
-    form, _ = format_of_runs([Run(0, k, size, BITS)], form_of)
+    form, _ = format_of_runs([ColumnRun(0, k, size, BITS)], form_of)
 
     def load() -> StoredWeight:
         scales = module.finite("scales", weights.scales()).contiguous()

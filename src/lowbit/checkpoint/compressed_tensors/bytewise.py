@@ -3,7 +3,7 @@
     weight             int8 [n, k]: q, whatever the bits;   or fp8 [n, k]
     weight_scale       [1] | [n, 1] | [n, G] | [ceil(n/bn), ceil(k/bk)]   fp16, bf16 or fp32; mxfp8: uint8, e8m0
     weight_zero_point  int8, shaped like the scales; only with integers
-    input_scale, input_zero_point, weight_g_idx    see parts.py
+    input_scale, input_zero_point, weight_g_idx    see extras.py
 
 W = scale (q - z), in blocks at the edges too, which are cut. Source: compressed-tensors 0.20
 (NaiveQuantizationCompressor, MXFP8QuantizationCompressor), whose output the tests read.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
-from lowbit.checkpoint.compressed_tensors.parts import take_activations, take_order
+from lowbit.checkpoint.compressed_tensors.extras import take_activations, take_order
 from lowbit.checkpoint.compressed_tensors.settings import Group
 from lowbit.checkpoint.huggingface.parts import FLOATS, POWERS, SCALE_NAMES, read_floats, read_scales, scale_shapes
 from lowbit.checkpoint.huggingface.scheme import Module

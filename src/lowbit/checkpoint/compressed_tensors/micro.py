@@ -4,7 +4,7 @@
                                           bytes; either way a stream of bits, the lowest first
     weight_scale         [n, ceil(k/16)] e4m3, or [n, ceil(k/32)] uint8: the power of two 2^(byte - 127)
     weight_global_scale  fp32 [1]         nvfp4 only; it divides
-    input_global_scale, ...               see parts.py
+    input_global_scale, ...               see extras.py
 
 nvfp4: W = q (scale / global), in that order. mxfp4, mxfp6: W = q scale. Source: compressed-tensors 0.20
 (NVFP4PackedCompressor, MXFP4PackedCompressor, MXFP6PackedCompressor), whose output the tests read.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from lowbit.checkpoint.base import Entry
-from lowbit.checkpoint.compressed_tensors.parts import positive, take_activations
+from lowbit.checkpoint.compressed_tensors.extras import positive, take_activations
 from lowbit.checkpoint.compressed_tensors.settings import Group
 from lowbit.checkpoint.huggingface.parts import SINGLE, read_scales
 from lowbit.checkpoint.huggingface.scheme import Module

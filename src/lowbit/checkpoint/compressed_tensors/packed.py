@@ -4,7 +4,7 @@
     weight_scale       [n, G] | [n, 1] | [1] | [ceil(n/bn), ceil(k/bk)]    fp16, bf16 or fp32
     weight_shape       int64 [2]                 n, k
     weight_zero_point  int32 [width, G]          z + 2^(b-1) packed down n; strategy tensor and block: int8, z itself
-    weight_g_idx, input_scale, ...               see parts.py
+    weight_g_idx, input_scale, ...               see extras.py
 
 W = scale (q - z). Source: compressed-tensors 0.20 (PackedQuantizationCompressor), whose output the tests read.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from lowbit.checkpoint.base import Entry
 from lowbit.checkpoint.compressed_tensors.bits import DENSE_PACKING, possible_packings, unpack_codes, width
 from lowbit.checkpoint.compressed_tensors.bytewise import read_zeros
-from lowbit.checkpoint.compressed_tensors.parts import take_activations, take_order
+from lowbit.checkpoint.compressed_tensors.extras import take_activations, take_order
 from lowbit.checkpoint.compressed_tensors.settings import Group, WeightSettings
 from lowbit.checkpoint.huggingface.parts import SCALE_NAMES, read_scales, scale_shapes
 from lowbit.checkpoint.huggingface.scheme import Module

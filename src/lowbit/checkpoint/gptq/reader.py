@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lowbit.checkpoint.base import Entry
-from lowbit.checkpoint.columns import GroupOrder, Run, format_of_runs, group_order
+from lowbit.checkpoint.column_groups import ColumnRun, GroupOrder, format_of_runs, group_order
 from lowbit.checkpoint.gptq.file_zeros import FileZeros, zero_words
 from lowbit.checkpoint.gptq.settings import MARLIN, METHOD, ModuleSettings, Settings, parse_settings, recognise
 from lowbit.checkpoint.gptq.zeros import WORD_BITS
@@ -163,10 +163,10 @@ def _order(module: Module, weights: Weights) -> GroupOrder | None:
     return group_order(index, weights.groups, weights.settings.bits)
 
 
-def _runs(module: Module, weights: Weights) -> tuple[list[Run], bool]:
+def _runs(module: Module, weights: Weights) -> tuple[list[ColumnRun], bool]:
     order = _order(module, weights)
     if order is None:
-        return [Run(0, weights.k, weights.group_size, weights.settings.bits)], False
+        return [ColumnRun(0, weights.k, weights.group_size, weights.settings.bits)], False
     return order.runs, order.perm is not None
 
 
@@ -182,7 +182,7 @@ def _fold_marlin(module: Module, kind: ModuleSettings) -> Entry:
     scales = module.take("s", [(count, n)], list(SCALE_NAMES))
     module.finish()
     weights = Weights(n, k, count, ModuleSettings(4, kind.group_size, True), SCALE_NAMES[scales.dtype])
-    form, _ = format_of_runs([Run(0, k, weights.group_size, 4)], weights.form)
+    form, _ = format_of_runs([ColumnRun(0, k, weights.group_size, 4)], weights.form)
 
     def load() -> StoredWeight:
         values = unshuffle_scales(module.finite("s", scales.read()))

@@ -16,7 +16,7 @@ from torch import Tensor
 from lowbit.formats import Along, Channel, Grouping, Section, WeightFormat
 
 
-class Run(NamedTuple):
+class ColumnRun(NamedTuple):
     """Columns [start, stop) of the stored order in groups of `size`, the last of which may be shorter."""
 
     start: int
@@ -29,9 +29,9 @@ class Run(NamedTuple):
         return -(-(self.stop - self.start) // self.size)
 
 
-def runs_of(lengths: Sequence[int], bits: Sequence[int]) -> list[Run]:
+def runs_of(lengths: Sequence[int], bits: Sequence[int]) -> list[ColumnRun]:
     """The fewest runs for groups of these lengths (at least 1) and widths, in this order."""
-    runs: list[Run] = []
+    runs: list[ColumnRun] = []
     open_ended = False  # whether the last run's last group is full, so that another may follow
     at = 0
     for length, width in zip(lengths, bits, strict=True):
@@ -39,14 +39,14 @@ def runs_of(lengths: Sequence[int], bits: Sequence[int]) -> list[Run]:
         if last and open_ended and last.bits == width and length <= last.size:
             runs[-1] = last._replace(stop=at + length)
         else:
-            runs.append(Run(at, at + length, length, width))
+            runs.append(ColumnRun(at, at + length, length, width))
         open_ended = length == runs[-1].size
         at += length
     return runs
 
 
 def format_of_runs(
-    runs: Sequence[Run], form: Callable[[int, Grouping], WeightFormat]
+    runs: Sequence[ColumnRun], form: Callable[[int, Grouping], WeightFormat]
 ) -> tuple[WeightFormat, tuple[Section, ...]]:
     """The format of a weight and its sections, none where there is one run. form: from bits and grouping."""
     if len(runs) == 1:
@@ -61,7 +61,7 @@ class GroupOrder(NamedTuple):
 
     perm: Tensor | None  # [k] int64: stored column j is input feature perm[j]; None: in order
     groups: Tensor | None  # int64: the file's group of each stored group; None: all, in order
-    runs: list[Run]
+    runs: list[ColumnRun]
 
 
 def group_order(index: Tensor, count: int, bits: int) -> GroupOrder:
