@@ -19,7 +19,7 @@ def test_the_weight_is_rounded_once(name: str, dtype: torch.dtype) -> None:
     n, k = ODD_SIZE
     q = random_quantized(n, k, name)
     w = torch.full((640, 384), torch.nan, device="cuda", dtype=dtype)
-    Prepared(pack_as(q, "fragment"), dtype)(w, 0)
+    Prepared(DenseConfig(NAME), pack_as(q, "fragment"), dtype).dequantize(w, 0)
     assert torch.equal(w[:n, :k], decoded(q, dtype).to(dtype))
     assert torch.isfinite(w).all()  # what is multiplied by the zeros beside x
 

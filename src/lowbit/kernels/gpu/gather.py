@@ -60,6 +60,15 @@ def readable(x: Tensor, weight: PackedWeight) -> Tensor:
             return gather(x)
         with torch.cuda.device(gather.device):
             return gather(x)
+    return _aligned(x)
+
+
+def selected(x: Tensor, weight: PackedWeight) -> Tensor:
+    """As readable() by torch alone, for every device; columns added are zeros."""
+    return _aligned(x if weight.perm is None else x.index_select(1, weight.perm))
+
+
+def _aligned(x: Tensor) -> Tensor:
     if x.shape[1] % 8:
         return torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
     return x.clone() if x.data_ptr() % 16 else x

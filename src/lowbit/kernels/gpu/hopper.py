@@ -9,22 +9,17 @@ cores' fp32 sums and of y. The kernel is hopper_body.py.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
-from lowbit.hardware import gpu
-from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver, form
-from lowbit.kernels.gpu.gather import readable
+from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
-from lowbit.kernels.gpu.launch import bind_weight, map_slots
+from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.sections_plan import illegal_sections, illegal_sections_config, sections_config
 from lowbit.kernels.gpu.work import X_TYPES, share_out
@@ -34,7 +29,6 @@ from lowbit.packing import PackedWeight
 from lowbit.packing.tiles import PLANES
 
 REGISTERS = 65536  # of a multiprocessor
-KEPT_MAPS = 64  # of x, and splits of m, for each weight
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002
@@ -62,31 +56,6 @@ def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  #
     return None
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def unserved_device(index: int) -> str | None:
-    """Why a device cannot run the kernel, or None."""
-    device = gpu(index)
-    if device is None:
-        return "torch sees no CUDA device"
-    if device.capability != "9.0":
-        return f"compute capability {device.capability}: it serves 9.0 (H100, H200)"
-    if not _has_triton():
-        return "Triton is not installed: install torch for CUDA, which brings it"
-    return None
-
-
-@cache
-def multiprocessors(device: int) -> int:
-    """How many multiprocessors a device has."""
-    found = gpu(device)
-    assert found is not None
-    return found.multiprocessors
-
-
 class Prepared:
     """A compiled kernel bound to one weight: a call fills in x, y and bias."""
 
@@ -105,20 +74,18 @@ class Prepared:
         rows: list[Tensor | None] = [values.scales, values.zeros]  # tensors of rows of 64 values
         if values.super_rows is not None:
             rows += [values.super_rows] + ([] if values.super_zero_rows is None else [values.super_zero_rows])
-        self._maps, slots = map_slots((*(3,) * len(plan.PLANES), *(4,) * len(rows), 2))
+        maps, slots = map_slots((*(3,) * len(plan.PLANES), *(4,) * len(rows), 2))
         self._at = len(slots)
         slots += [8] * 4 + [4] * 7 + [8] * 2
         launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._launch = launch
         self._lock = Lock()
-        self._x_kind = binary.maps[-1]
-        self._x_maps: dict[tuple[int, int], bytes] = {}
-        self._x_now: tuple[int, int] | None = None
+        self._x = TensorMaps([launch.addresses[maps[-1]]], binary.maps[-1:])
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None  # what the launch holds now
         self._values = values  # kept: the launch holds their addresses
         self._super = 0 if values.super_tensor is None else values.super_tensor.data_ptr()
-        bind_weight(launch, self._maps, binary.maps, weight, rows)
+        bind_weight(launch, maps, binary.maps, weight, rows)
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
 
     def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
@@ -126,7 +93,7 @@ class Prepared:
         m = x.shape[0]
         split = self._splits.get(m)
         if split is None:
-            if len(self._splits) >= KEPT_MAPS:
+            if len(self._splits) >= MOST_KEPT:
                 self._splits.clear()
             split = self._splits[m] = self._split(m)
         ctas, words, arguments = split
@@ -134,7 +101,7 @@ class Prepared:
         partial = workspace(self.device, stream, words).data_ptr()
         bias_pointer = 0 if bias is None else bias.data_ptr()
         with self._lock:
-            self._set_x(x, m)
+            self._x.point_at(x)
             if arguments is self._arguments:
                 self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial)
             else:
@@ -147,53 +114,20 @@ class Prepared:
         ctas, words, *rest = share_out(self.config, m, self.n, self._columns, self.most_ctas)
         return ctas, words, (self._super, m, self.n, *rest)
 
-    def _set_x(self, x: Tensor, m: int) -> None:
-        key = (x.data_ptr(), m)
-        if key == self._x_now:
-            return
-        target = self._launch.addresses[self._maps[-1]]
-        kept = self._x_maps.get(key)
-        if kept is None:
-            driver.encode_map(target, self._x_kind, key[0], tuple(x.shape), tuple(x.stride()))
-            if len(self._x_maps) >= KEPT_MAPS:
-                self._x_maps.clear()
-            self._x_maps[key] = driver.read_map(target)
-        else:
-            driver.write_map(target, kept)
-        self._x_now = key
 
-
-def _prepared(config: HopperConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
-    if not weight.sections:
-        return Prepared(config, weight, x_dtype, bias)
-    from lowbit.kernels.gpu.sections import PreparedSections
-
-    return PreparedSections(config, weight, x_dtype, bias)
-
-
-class Hopper(KernelFamily):
+class Hopper(FragmentFamily):
     name = NAME
     config_type = HopperConfig
     summary = "tensor cores fed from registers, weights of 1 to 8 bits streamed by TMA, on H100 and H200"
 
-    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and form.illegal_format(format) is None else None
+    def illegal_format(self, format: WeightFormat) -> str | None:  # noqa: A002 - the field's word
+        return form.illegal_format(format)
 
-    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
-        if problem.device != "cuda":
-            return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_sections(problem.sections) if problem.sections else form.illegal_format(problem.format):
-            return reason
-        if problem.layout != "fragment":
-            return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
-        if problem.x_dtype not in X_TYPES:
-            return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if reason := unserved_device(problem.index):
-            return reason
-        if config is None:
-            return None
-        if not isinstance(config, HopperConfig):
-            return f"a configuration of {config.family!r}: it takes HopperConfig"
+    def illegal_weight(self, problem: Problem) -> str | None:
+        return illegal_sections(problem.sections) if problem.sections else self.illegal_format(problem.format)
+
+    def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
+        assert isinstance(config, HopperConfig)
         if problem.batch_invariant and not config.whole_tiles:
             return "batch_invariant with tiles shared between CTAs: it needs whole_tiles=True"
         if problem.sections:
@@ -212,24 +146,13 @@ class Hopper(KernelFamily):
     def tokens(self, problem: Problem) -> int:
         return tile_tokens(problem.m) if problem.m <= 64 or problem.batch_invariant else 0
 
-    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    def prepare(self, config: KernelConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
         assert isinstance(config, HopperConfig)
-        m = x.shape[0]
-        y = x.new_empty(m, weight.shape[0])
-        if m == 0:
-            return y
-        x = readable(x, weight)
-        key = (config, x.dtype, bias is not None)
-        handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
-        prepared = handles.get(key)
-        if prepared is None:
-            prepared = handles[key] = _prepared(config, weight, x.dtype, bias is not None)
-        if torch._C._cuda_getDevice() == prepared.device:
-            prepared(x, y, bias)
-        else:
-            with torch.cuda.device(prepared.device):
-                prepared(x, y, bias)
-        return y
+        if not weight.sections:
+            return Prepared(config, weight, x_dtype, bias)
+        from lowbit.kernels.gpu.sections import PreparedSections
+
+        return PreparedSections(config, weight, x_dtype, bias)
 
 
 FAMILY = Hopper()

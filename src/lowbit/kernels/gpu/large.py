@@ -10,20 +10,17 @@ of two that brings the largest weight below 2^15, and the sums by its inverse. T
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit.formats import WeightFormat
-from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
-from lowbit.kernels.gpu.gather import readable
-from lowbit.kernels.gpu.hopper import multiprocessors, unserved_device
+from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
 from lowbit.kernels.gpu.large_shapes import choose_large
-from lowbit.kernels.gpu.launch import bind_weight, map_slots
+from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
@@ -32,7 +29,6 @@ from lowbit.packing import PackedWeight
 CARD_RAN = False  # tests/gpu/test_matmul_large.py has passed with this source: then "auto" takes it
 FEWEST_TOKENS = 65  # from where "auto" takes it
 TABLE_TOKENS = (64, 96, 128, 192, 256, 512, 1024, 4096)  # a shipped row serves what is nearest below it
-_KEPT = 64  # maps of x and y, and splits of m, for each weight
 _WASTE = 1.05  # of the multiprocessors, up to where tiles stay whole or are cut into equal parts
 
 
@@ -86,9 +82,7 @@ class Prepared:
         slots += [8] * 5 + [4] * 10 + [8] * 2
         self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._lock = Lock()
-        self._maps = {name: (self._launch.addresses[maps[i]], binary.maps[i]) for name, i in (("x", -2), ("y", -1))}
-        self._kept: dict[tuple[str, int, int], bytes] = {}
-        self._now: dict[str, tuple[str, int, int]] = {}
+        self._x, self._y = (TensorMaps([self._launch.addresses[maps[i]]], [binary.maps[i]]) for i in (-2, -1))
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._lift = lift_of(weight, x_type, plan.FACTOR)
         self._super = 0 if weight.super_scales is None else weight.super_scales.data_ptr()
@@ -99,7 +93,7 @@ class Prepared:
         m = x.shape[0]
         split = self._splits.get(m)
         if split is None:
-            if len(self._splits) >= _KEPT:
+            if len(self._splits) >= MOST_KEPT:
                 self._splits.clear()
             split = self._splits[m] = self._split(m)
         ctas, words, arguments = split
@@ -107,9 +101,9 @@ class Prepared:
         partial = workspace(self.device, stream, words).data_ptr()
         bias_pointer = 0 if bias is None else bias.data_ptr()
         with self._lock:
-            self._set_map("x", x)
+            self._x.point_at(x)
             if self._bulk:
-                self._set_map("y", y)
+                self._y.point_at(y)
             self._launch.set_words(self._at, y.data_ptr(), bias_pointer, partial, *arguments)
             self._launch(ctas, stream)
 
@@ -132,47 +126,17 @@ class Prepared:
         numbers = (m, self.n, k_tiles, m_tiles, tiles, min(config.band, n_tiles), striped, base, more, grain)
         return ctas, words, (self._super, self._lift.data_ptr(), *numbers)
 
-    def _set_map(self, name: str, values: Tensor) -> None:
-        key = (name, values.data_ptr(), values.shape[0])
-        if key == self._now.get(name):
-            return
-        target, kind = self._maps[name]
-        kept = self._kept.get(key)
-        if kept is None:
-            driver.encode_map(target, kind, key[1], tuple(values.shape), tuple(values.stride()))
-            if len(self._kept) >= 2 * _KEPT:
-                self._kept.clear()
-            self._kept[key] = driver.read_map(target)
-        else:
-            driver.write_map(target, kept)
-        self._now[name] = key
 
-
-class Large(KernelFamily):
+class Large(FragmentFamily):
     name = NAME
     config_type = LargeConfig
     summary = "tiles of 128 tokens and more, weights times their scales as they are decoded, on H100 and H200"
 
-    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_one_level(format) is None else None
+    def illegal_format(self, format: WeightFormat) -> str | None:  # noqa: A002 - the field's word
+        return illegal_one_level(format)
 
-    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
-        if problem.device != "cuda":
-            return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_one_level(problem.format):
-            return reason
-        if problem.layout != "fragment":
-            return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
-        if problem.sections:
-            return "sections: it serves one format for all of k"
-        if problem.x_dtype not in X_TYPES:
-            return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if reason := unserved_device(problem.index):
-            return reason
-        if config is None:
-            return None
-        if not isinstance(config, LargeConfig):
-            return f"a configuration of {config.family!r}: it takes LargeConfig"
+    def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
+        assert isinstance(config, LargeConfig)
         if problem.batch_invariant and not config.sliced:
             return "batch_invariant with k in one sum, or cut where multiprocessors end: it needs sliced=True"
         return illegal_config(config, problem.format)
@@ -188,24 +152,9 @@ class Large(KernelFamily):
     def tokens(self, problem: Problem) -> int:
         return next((tokens for tokens in TABLE_TOKENS if problem.m <= tokens), TABLE_TOKENS[-1])
 
-    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    def prepare(self, config: KernelConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
         assert isinstance(config, LargeConfig)
-        m = x.shape[0]
-        y = x.new_empty(m, weight.shape[0])
-        if m == 0:
-            return y
-        x = readable(x, weight)
-        key = (config, x.dtype, bias is not None)
-        handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
-        prepared = handles.get(key)
-        if prepared is None:
-            prepared = handles[key] = Prepared(config, weight, x.dtype, bias is not None)
-        if torch._C._cuda_getDevice() == prepared.device:
-            prepared(x, y, bias)
-        else:
-            with torch.cuda.device(prepared.device):
-                prepared(x, y, bias)
-        return y
+        return Prepared(config, weight, x_dtype, bias)
 
 
 FAMILY = Large()

@@ -12,6 +12,8 @@ from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import blocks
 from lowbit.packing.tiles import PLANES
 
+MOST_KEPT = 64  # maps of a tensor, and splits of m, for each weight
+
 
 def map_slots(ranks: Sequence[int]) -> tuple[list[int], list[int]]:
     """Which argument each tensor map is, and the sizes of the arguments: a map is followed by its shape and strides."""
@@ -47,3 +49,30 @@ def bind_weight(
         if values is not None:  # rows of 64 values as lines of 16 bytes
             lines = values.view(*values.shape[:2], *kinds[i]["block_size"][2:])
             driver.encode_map(launch.addresses[maps[i]], kinds[i], lines.data_ptr(), lines.shape, lines.stride())
+
+
+class TensorMaps:
+    """Maps of a launch over a tensor that changes from call to call, encoded once for each place and number of rows."""
+
+    def __init__(self, targets: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
+        """targets: addresses of the maps among the launch's arguments. kinds: the binary's, one for each."""
+        self._maps = tuple(zip(targets, kinds, strict=True))
+        self._kept: dict[tuple[int, int], list[bytes]] = {}
+        self._now: tuple[int, int] | None = None
+
+    def point_at(self, values: Tensor) -> None:
+        """values [rows, columns]: columns and strides are the same in every call."""
+        key = (values.data_ptr(), values.shape[0])
+        if key == self._now:
+            return
+        kept = self._kept.get(key)
+        if kept is None:
+            for target, kind in self._maps:
+                driver.encode_map(target, kind, key[0], tuple(values.shape), tuple(values.stride()))
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = [driver.read_map(target) for target, _ in self._maps]
+        else:
+            for (target, _), encoded in zip(self._maps, kept, strict=True):
+                driver.write_map(target, encoded)
+        self._now = key

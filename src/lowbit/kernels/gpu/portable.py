@@ -8,9 +8,7 @@ On Hopper it runs where it is asked for, or was measured to be faster. The kerne
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +16,11 @@ from torch import Tensor
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.hardware import gpu
-from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_format, kernel_form, operands, super_columns
+from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
+from lowbit.kernels.gpu.gather import selected
+from lowbit.kernels.gpu.launch import MOST_KEPT
 from lowbit.kernels.gpu.portable_heuristic import choose_config
 from lowbit.kernels.gpu.portable_plan import (
     CHIPS,
@@ -41,7 +41,8 @@ from lowbit.packing import PackedWeight
 from lowbit.packing.tiles import PLANES
 
 TOKENS = (8, 16, 32, 64, 128)
-_KEPT_SHARES = 64  # for each weight
+
+CAPABILITIES = {name: name for name in (f"{number / 10}" for number in CHIPS)}
 
 
 def illegal_config(config: PortableConfig, format: WeightFormat, chip: Chip) -> str | None:  # noqa: A002
@@ -87,28 +88,6 @@ def chip_of(index: int) -> Chip | None:
     return CHIPS.get(int(device.capability.replace(".", ""))) if device else None
 
 
-def _unserved_device(index: int) -> str | None:
-    """Why a device cannot run the kernel, or None."""
-    device = gpu(index)
-    if device is None:
-        return "torch sees no CUDA device"
-    if chip_of(index) is None:
-        served = ", ".join(f"{number / 10}" for number in CHIPS)
-        return f"compute capability {device.capability}: it serves {served}"
-    if find_spec("triton") is None:
-        return "Triton is not installed: install torch for CUDA, which brings it"
-    return None
-
-
-def _readable(x: Tensor, weight: PackedWeight) -> Tensor:
-    """x [m, k] contiguous in the weight's order of columns, its rows aligned to 16 bytes and padded to multiples."""
-    if weight.perm is not None:
-        x = x.index_select(1, weight.perm)
-    if x.shape[1] % 8:
-        return torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
-    return x.clone() if x.data_ptr() % 16 else x
-
-
 class Prepared:
     """A compiled kernel bound to one weight: a call fills in x, y and bias."""
 
@@ -118,9 +97,8 @@ class Prepared:
         self.config = config
         self.n, self.k = weight.shape
         self.device = weight.device.index or 0
-        chip, device = chip_of(self.device), gpu(self.device)
+        chip = chip_of(self.device)
         assert chip is not None
-        assert device is not None
         x_type = X_TYPES[x_dtype]
         plan = portable_plan(config, weight.format, x_type, bias, chip.capability)
         binary = build_portable(plan, x_type, config.maxnreg, chip.capability)
@@ -138,14 +116,14 @@ class Prepared:
         self._uppers = 0 if values.super_rows is None else values.super_rows.shape[1]
         self._super = 0 if values.super_tensor is None else values.super_tensor.data_ptr()
         self._shares: dict[int, Shares] = {}
-        self._most_ctas = config.ctas_per_sm * device.multiprocessors
+        self._most_ctas = config.ctas_per_sm * multiprocessors(self.device)
 
     def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
         """x [m, k], k a multiple of 8, aligned to 16 bytes; y [m, n] is written."""
         m, columns = x.shape
         shares = self._shares.get(m)
         if shares is None:
-            if len(self._shares) >= _KEPT_SHARES:
+            if len(self._shares) >= MOST_KEPT:
                 self._shares.clear()
             shares = self._shares[m] = share_out(self.config, m, self.n, self.k, self._most_ctas)
         ctas, words, *rest = shares
@@ -157,33 +135,19 @@ class Prepared:
             self._launch(ctas, stream)
 
 
-class Portable(KernelFamily):
+class Portable(FragmentFamily):
     name = NAME
     config_type = PortableConfig
+    capabilities = CAPABILITIES
     summary = (
         "tensor cores fed from registers, weights streamed by cp.async; 1 to 8 bits from compute capability 8.0 on"
     )
 
-    def layout(self, format: WeightFormat, device: str) -> str | None:  # noqa: A002 - the field's word
-        return "fragment" if device == "cuda" and illegal_format(format) is None else None
+    def illegal_format(self, format: WeightFormat) -> str | None:  # noqa: A002 - the field's word
+        return illegal_format(format)
 
-    def legal(self, config: KernelConfig | None, problem: Problem) -> str | None:
-        if problem.device != "cuda":
-            return f"weights on {problem.device}: it runs on CUDA devices"
-        if reason := illegal_format(problem.format):
-            return reason
-        if problem.layout != "fragment":
-            return f"layout {problem.layout!r}: it reads 'fragment'; pack with layout='fragment'"
-        if problem.sections:
-            return "sections: it serves one format for all of k"
-        if problem.x_dtype not in X_TYPES:
-            return f"x is {problem.x_dtype}: it serves float16 and bfloat16"
-        if reason := _unserved_device(problem.index):
-            return reason
-        if config is None:
-            return None
-        if not isinstance(config, PortableConfig):
-            return f"a configuration of {config.family!r}: it takes PortableConfig"
+    def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
+        assert isinstance(config, PortableConfig)
         if problem.batch_invariant and not config.whole_tiles:
             return "batch_invariant with tiles shared between CTAs: it needs whole_tiles=True"
         chip = chip_of(problem.index)
@@ -191,29 +155,16 @@ class Portable(KernelFamily):
         return illegal_config(config, problem.format, chip)
 
     def default(self, problem: Problem) -> PortableConfig:
-        chip, device = chip_of(problem.index), gpu(problem.index)
+        chip = chip_of(problem.index)
         assert chip is not None
-        assert device is not None
-        return choose_config(problem, chip, device.multiprocessors)
+        return choose_config(problem, chip, multiprocessors(problem.index))
 
-    def run(self, config: KernelConfig, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    def readable(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        return selected(x, weight)
+
+    def prepare(self, config: KernelConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
         assert isinstance(config, PortableConfig)
-        m = x.shape[0]
-        y = x.new_empty(m, weight.shape[0])
-        if m == 0:
-            return y
-        x = _readable(x, weight)
-        key = (config, x.dtype, bias is not None)
-        handles: dict[Any, Prepared] = weight.handles.setdefault(NAME, {})
-        prepared = handles.get(key)
-        if prepared is None:
-            prepared = handles[key] = Prepared(config, weight, x.dtype, bias is not None)
-        if torch._C._cuda_getDevice() == prepared.device:
-            prepared(x, y, bias)
-        else:
-            with torch.cuda.device(prepared.device):
-                prepared(x, y, bias)
-        return y
+        return Prepared(config, weight, x_dtype, bias)
 
 
 FAMILY = Portable()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.gpu import driver
-from lowbit.kernels.gpu.hopper import KEPT_MAPS, Prepared, multiprocessors
-from lowbit.kernels.gpu.launch import map_slots
+from lowbit.kernels.gpu.fragments import multiprocessors
+from lowbit.kernels.gpu.hopper import Prepared
+from lowbit.kernels.gpu.launch import TensorMaps, map_slots
 from lowbit.kernels.gpu.plan import HopperConfig
 from lowbit.kernels.gpu.sections_plan import columns_of, sections_plan
 from lowbit.kernels.gpu.work import X_TYPES
@@ -34,24 +35,22 @@ class PreparedSections(Prepared):
         words = _words(weight)
         values = _values(weight)
         count = len(sections)
-        self._maps, slots = map_slots((*(3,) * len(words), *(4,) * len(values), *(2,) * count))
+        maps, slots = map_slots((*(3,) * len(words), *(4,) * len(values), *(2,) * count))
         self._at = len(slots)
         slots += [8] * 4 + [4] * 7 + [4] * (2 * count + 1) + [8] * 2
         self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._lock = Lock()
-        self._kinds = binary.maps[-count:]
-        self._x_kept: dict[tuple[int, int], list[bytes]] = {}
-        self._x_now: tuple[int, int] | None = None
+        self._x = TensorMaps([self._launch.addresses[slot] for slot in maps[-count:]], binary.maps[-count:])
         self._splits: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._arguments: tuple[int, ...] | None = None
         self._super = 0
         self._kept = values  # the launch holds their addresses
-        for slot, kind, part in zip(self._maps, binary.maps, words, strict=False):
+        for slot, kind, part in zip(maps, binary.maps, words, strict=False):
             driver.encode_map(self._launch.addresses[slot], kind, part.data_ptr(), part.shape, part.stride())
         for i, part in enumerate(values, len(words)):
             kind = binary.maps[i]
             lines = part.reshape(*part.shape[:2], *kind["block_size"][2:])
-            driver.encode_map(self._launch.addresses[self._maps[i]], kind, part.data_ptr(), lines.shape, lines.stride())
+            driver.encode_map(self._launch.addresses[maps[i]], kind, part.data_ptr(), lines.shape, lines.stride())
         starts = [0]
         for section in sections:
             starts.append(starts[-1] + -(-(section.stop - section.start) // columns_of(section.format.bits)))
@@ -59,23 +58,6 @@ class PreparedSections(Prepared):
         self._launch.set_words(self._at + 12 + count, *(section.start for section in sections))
         self._columns = starts[-1] * config.block_k  # as many units, whatever they have
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
-
-    def _set_x(self, x: Tensor, m: int) -> None:
-        key = (x.data_ptr(), m)
-        if key == self._x_now:
-            return
-        targets = [self._launch.addresses[slot] for slot in self._maps[-len(self._kinds) :]]
-        kept = self._x_kept.get(key)
-        if kept is None:
-            for target, kind in zip(targets, self._kinds, strict=True):
-                driver.encode_map(target, kind, key[0], tuple(x.shape), tuple(x.stride()))
-            if len(self._x_kept) >= KEPT_MAPS:
-                self._x_kept.clear()
-            self._x_kept[key] = [driver.read_map(target) for target in targets]
-        else:
-            for target, encoded in zip(targets, kept, strict=True):
-                driver.write_map(target, encoded)
-        self._x_now = key
 
 
 def _words(weight: PackedWeight) -> list[Tensor]:
