@@ -19,7 +19,7 @@ from lowbit.dispatch import choose, explain, tuned
 from lowbit.formats import parse_format
 from lowbit.hardware import Gpu
 from lowbit.kernels import Problem, get_family
-from lowbit.store import Store, StoreWarning, file_name
+from lowbit.store import Store, StoreWarning, clear_files, file_name, list_files
 
 H200 = Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)
 
@@ -73,6 +73,8 @@ def test_eight_processes_at_once_lose_nothing(tmp_path: Path) -> None:
         b"", b"{", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"version": 2, "device": "X", "rows": []}',
         b'{"version": 1, "device": "Y", "rows": []}', b'{"version": 1, "device": "X", "rows": [1]}',
         b'{"version": 1, "device": "X", "rows": [{"problem": {}, "config": [], "family": "f"}]}',
+        b'{"version": 1, "device": "X", "rows": [{"problem": {"m": %s%s}, "config": {}, "family": "f"}]}'
+        % (b"[" * 600, b"]" * 600),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_said_once_and_written_anew(tmp_path: Path, content: bytes) -> None:
@@ -85,6 +87,35 @@ def test_a_damaged_file_is_ignored_said_once_and_written_anew(tmp_path: Path, co
         warnings.simplefilter("error")
         assert found.rows() == [] and found.add([row(1)])
         assert found.rows() == [row(1)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.json")
+    (tmp_path / "y.json").symlink_to("/dev/zero")
+    for name in ("x", "y"):
+        with pytest.warns(StoreWarning, match="it is no regular file"):
+            assert Store(tmp_path / f"{name}.json", "X").rows() == []
+    assert [file["rows"] for file in list_files(tmp_path)] == [None, None]
+    clear_files(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_and_directories_with_the_names_of_files(tmp_path: Path) -> None:
+    (tmp_path / "nowhere.json").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    (tmp_path / "folder.json").mkdir()
+    assert [file["rows"] for file in list_files(tmp_path)] == [None, None, None]
+    clear_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder.json"]
+
+
+def test_a_file_that_the_system_does_not_give_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.symlink_to(path)  # reading it fails, as it does without permission
+    with pytest.warns(StoreWarning, match="measurements cannot be kept"):
+        assert not Store(path, "X").add([row(1)])
+    assert path.is_symlink()
 
 
 def test_a_place_that_cannot_be_written_costs_the_measurement(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import warnings
@@ -26,6 +27,7 @@ from typing import Any
 Row = dict[str, Any]
 VERSION = 1
 MOST_BYTES = 64 << 20  # a larger file is not ours
+MOST_NESTING = 4  # lists and mappings in each other in a row
 _warned: set[tuple[Path, str]] = set()
 
 
@@ -54,12 +56,19 @@ class Store:
         if self.path is None:
             return []
         try:
-            if self.path.stat().st_size > MOST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES} bytes")
-            return _checked(json.loads(self.path.read_bytes()), self.device)
+            return self._rows_or_none_yet()
+        except OSError as error:
+            self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
+            return []
+
+    def _rows_or_none_yet(self) -> list[Row]:
+        """As rows(); raises OSError where the file is there and the system does not give it."""
+        assert self.path is not None
+        try:
+            return _checked(_parsed(self.path), self.device)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
             return []
 
@@ -76,7 +85,7 @@ class Store:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock")):
-                kept = {identity(row): row for row in self.rows()}
+                kept = {identity(row): row for row in self._rows_or_none_yet()}
                 self._write(list((kept | new).values()))
         except OSError as error:
             self._warn("write", f"measurements cannot be kept ({_reason(error)}); LOWBIT_CACHE_DIR names another place")
@@ -108,11 +117,12 @@ def list_files(directory: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(directory.glob("*.json")):
         try:
-            data = json.loads(path.read_bytes())
+            data = _parsed(path)
             rows: int | None = len(_checked(data, data["device"]))
         except (OSError, ValueError, TypeError, LookupError, RecursionError):
             rows = None
-        found.append({"file": str(path), "rows": rows, "bytes": path.stat().st_size})
+        with suppress(FileNotFoundError):  # another process cleared it
+            found.append({"file": str(path), "rows": rows, "bytes": path.lstat().st_size})
     return found
 
 
@@ -120,7 +130,18 @@ def clear_files(directory: Path) -> None:
     """Delete the files of measurements, and what a writer that was killed left behind. Locks stay: they may be held."""
     for pattern in ("*.json", ".writing-*"):
         for path in directory.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+
+
+def _parsed(path: Path) -> Any:
+    """What a file says. Raises OSError, ValueError or RecursionError; does not wait for a pipe or read a device."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no regular file")
+    if status.st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return json.loads(path.read_bytes())
 
 
 def _checked(data: Any, device: str) -> list[Row]:
@@ -133,7 +154,15 @@ def _checked(data: Any, device: str) -> list[Row]:
             and isinstance(row.get("config"), dict) and isinstance(row.get("family"), str)]  # fmt: skip
     if len(good) != len(data["rows"]):
         raise ValueError("a row has no problem, family or config")
+    if _nested(data["rows"], MOST_NESTING + 1):
+        raise ValueError(f"a row is nested deeper than {MOST_NESTING}")
     return good
+
+
+def _nested(value: Any, most: int) -> bool:
+    """Whether there are more than `most` lists and mappings in each other."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return parts is not None and (most == 0 or any(_nested(part, most - 1) for part in parts))
 
 
 def _reason(error: Exception) -> str:
