@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from lowbit.formats import parse_format
 from lowbit.kernels.gpu.builds import build_for
-from lowbit.kernels.gpu.dense_plan import DenseConfig
+from lowbit.kernels.gpu.dequantize_plan import DequantizeConfig
 from lowbit.kernels.gpu.large_plan import LargeConfig
 from lowbit.kernels.gpu.plan import TileConfig
 
-Config = TileConfig | LargeConfig | DenseConfig
+Config = TileConfig | LargeConfig | DequantizeConfig
 Job = tuple[Config, str, str]  # configuration, format, type of x: "fp16" or "bf16"
 
 
@@ -25,7 +25,7 @@ def compile_one(job: Job) -> None:
 
 def _kernel_of(config: Config) -> Config:
     """What differs only in how work is shared out is the same kernel."""
-    if isinstance(config, DenseConfig):
+    if isinstance(config, DequantizeConfig):
         return config
     if isinstance(config, LargeConfig):
         return replace(config, band=1, ctas_per_sm=1, whole_tiles=False)

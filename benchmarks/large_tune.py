@@ -29,9 +29,9 @@ from lowbit.dispatch.choose import choose
 from lowbit.formats import parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
-from lowbit.kernels.gpu.dense_plan import NAME as DEQUANTIZE
-from lowbit.kernels.gpu.dense_plan import DenseConfig
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config
+from lowbit.kernels.gpu.dequantize_plan import NAME as DEQUANTIZE
+from lowbit.kernels.gpu.dequantize_plan import DequantizeConfig
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted, illegal_config
 from lowbit.tuner.spaces.large import KERNELS
 from matmul import READ_TBS, SHAPES, TFLOPS, copies_of, dense, floor_us, launch_us, random_weight
 from record import save
@@ -55,7 +55,7 @@ def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype, invariant:
     found = [choose(problem, "hopper" if m <= 64 else NAME).config]
     found.append(family.default(replace(problem, batch_invariant=invariant)))
     if m >= MANY and not invariant:
-        found.append(DenseConfig(DEQUANTIZE))
+        found.append(DequantizeConfig(DEQUANTIZE))
     suited = next((size for size in (8, 16, 32, 64) if m <= size), 128)
     for block_m, block_k, parts, row_blocks, chunk, ctas, registers in INVARIANT if invariant else KERNELS:
         fitting_m = block_m in (suited, 64) if invariant else block_m // 2 < m and (m <= 256 or block_m >= 128)
@@ -64,7 +64,7 @@ def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype, invariant:
         m_tiles = -(-m // block_m)
         for band in (1,) if m_tiles <= 4 else (16, 32):
             config = LargeConfig(NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band)
-            config = fitting(replace(config, ctas_per_sm=ctas, sliced=invariant), parse_format(name))
+            config = fitted(replace(config, ctas_per_sm=ctas, sliced=invariant), parse_format(name))
             if illegal_config(config, parse_format(name)) is None:
                 found.append(config)
     return list(dict.fromkeys(found))

@@ -12,9 +12,9 @@ import torch
 
 from lowbit.formats import parse_format
 from lowbit.kernels import Problem
-from lowbit.kernels.gpu.dense_plan import MAXNREG, dense_plan
+from lowbit.kernels.gpu.dequantize_plan import MAXNREG, dequantize_plan
+from lowbit.kernels.gpu.large_heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import LargeConfig, large_plan, smem_bytes
-from lowbit.kernels.gpu.large_shapes import choose_large
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: compiling kernels needs it")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -50,7 +50,7 @@ def _check(config: LargeConfig, name: str, x_type: str, tmp_path: Path, bias: bo
 
 def _default(name: str, m: int) -> LargeConfig:
     half = torch.float16
-    return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", half, half, "cuda"))
+    return choose_config(Problem(m, 4096, 4096, parse_format(name), "fragment", half, half, "cuda"))
 
 
 def test_many_tokens_build(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_every_format_is_dequantized(name: str, x_type: str, tmp_path: Path) -> 
     from lowbit.kernels.gpu.build import build
 
     weight_format = parse_format(name)
-    binary = build(dense_plan(weight_format, x_type), x_type, MAXNREG)
+    binary = build(dequantize_plan(weight_format, x_type), x_type, MAXNREG)
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(binary.cubin)
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)

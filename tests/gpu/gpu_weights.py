@@ -21,8 +21,8 @@ from lowbit.kernels.gpu.builds import build_for
 from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.heuristic import choose_config
-from lowbit.kernels.gpu.large_plan import LargeConfig, fitting
-from lowbit.kernels.gpu.large_shapes import choose_large
+from lowbit.kernels.gpu.large_heuristic import choose_config as choose_large
+from lowbit.kernels.gpu.large_plan import LargeConfig, fitted
 from lowbit.kernels.gpu.plan import TileConfig
 from lowbit.kernels.gpu.portable_heuristic import choose_config as choose_portable
 from lowbit.kernels.gpu.portable_plan import CHIPS
@@ -100,7 +100,7 @@ def large_jobs() -> list[Case]:
     jobs += [(config("int4_g128", m), "int4_g128", "fp16", True) for m in (65, 200)]
     for block_m, row_blocks in ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1), (256, 1)):
         tile = replace(config("int4_g128", 65), block_m=block_m, row_blocks=row_blocks, stages=8)
-        jobs.append((fitting(tile, parse_format("int4_g128")), "int4_g128", "fp16", False))
+        jobs.append((fitted(tile, parse_format("int4_g128")), "int4_g128", "fp16", False))
     return [(replace(job[0], band=1, whole_tiles=False), *job[1:]) for job in jobs]  # type: ignore[call-arg]
 
 

@@ -8,8 +8,8 @@ from gpu_weights import FORMATS, ODD_SIZE, check_twice_torch, decoded, random_qu
 
 import lowbit
 from lowbit.kernels import get_family
-from lowbit.kernels.gpu.dense import Prepared
-from lowbit.kernels.gpu.dense_plan import NAME, DenseConfig
+from lowbit.kernels.gpu.dequantize import Prepared
+from lowbit.kernels.gpu.dequantize_plan import NAME, DequantizeConfig
 from lowbit.packing import pack_as
 
 
@@ -19,7 +19,7 @@ def test_the_weight_is_rounded_once(name: str, dtype: torch.dtype) -> None:
     n, k = ODD_SIZE
     q = random_quantized(n, k, name)
     w = torch.full((640, 384), torch.nan, device="cuda", dtype=dtype)
-    Prepared(DenseConfig(NAME), pack_as(q, "fragment"), dtype).dequantize(w, 0)
+    Prepared(DequantizeConfig(NAME), pack_as(q, "fragment"), dtype).dequantize(w, 0)
     assert torch.equal(w[:n, :k], decoded(q, dtype).to(dtype))
     assert torch.isfinite(w).all()  # what is multiplied by the zeros beside x
 
@@ -32,14 +32,14 @@ def test_parts_make_the_whole(n: int, k: int) -> None:
     x = torch.randn(300, k, device="cuda").half()
     check_twice_torch(lowbit.matmul(x, weight, backend=NAME), x, q)
     for size in (1, 1 << 20):
-        y = get_family(NAME).run(DenseConfig(NAME, size), x, weight, bias)
+        y = get_family(NAME).run(DequantizeConfig(NAME, size), x, weight, bias)
         check_twice_torch(y, x, q, bias)
 
 
 def test_a_graph_repeats_it() -> None:
     weight = pack_as(random_quantized(4096, 4096, "int4_g128"), "fragment")
     x = torch.randn(512, 4096, device="cuda").half()
-    config = DenseConfig(NAME, 8 << 20)
+    config = DequantizeConfig(NAME, 8 << 20)
     expected = get_family(NAME).run(config, x, weight, None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

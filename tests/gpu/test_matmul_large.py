@@ -11,7 +11,7 @@ from gpu_weights import INVARIANT, ODD_SIZE, ONE_LEVEL, check_twice_torch, rando
 import lowbit
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu import workspace
-from lowbit.kernels.gpu.large_plan import NAME, fitting, illegal_config
+from lowbit.kernels.gpu.large_plan import NAME, fitted, illegal_config
 from lowbit.packing import pack_as
 
 TOKENS = (1, 64, 65, 127, 128, 129, 200, 256, 257, 1000, 4096)
@@ -78,7 +78,7 @@ def test_every_tile_gives_the_same_numbers(block_m: int, row_blocks: int, whole:
     family = get_family(NAME)
     config = family.default(Problem.of(weight, m=300, x_dtype=torch.float16))
     config = replace(config, block_m=block_m, row_blocks=row_blocks, stages=8, whole_tiles=whole, band=band)  # type: ignore[call-arg]
-    config = fitting(config, weight.format)  # type: ignore[arg-type]
+    config = fitted(config, weight.format)  # type: ignore[arg-type]
     assert illegal_config(config, weight.format) is None
     check_twice_torch(family.run(config, x, weight, None), x, q)
     assert workspace.is_empty()
@@ -93,7 +93,7 @@ def test_the_width_of_a_product_does_not_change_its_bits() -> None:
     results = []
     for block_m in (8, 16, 32, 64, 128, 256):
         config = replace(default, block_m=block_m, row_blocks=1, stages=8, whole_tiles=True)  # type: ignore[call-arg]
-        results.append(family.run(fitting(config, weight.format), x, weight, None))  # type: ignore[arg-type]
+        results.append(family.run(fitted(config, weight.format), x, weight, None))  # type: ignore[arg-type]
     assert all(torch.equal(y, results[0]) for y in results)
 
 

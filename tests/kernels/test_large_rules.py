@@ -10,8 +10,8 @@ import torch
 from lowbit.formats import parse_format, quantize
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.large import lift_of, shared_out
+from lowbit.kernels.gpu.large_heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
-from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.packing import pack_as
 
 SERVED = [
@@ -28,7 +28,7 @@ def _problem(name: str, m: int, n: int = 4096, k: int = 4096) -> Problem:
 def test_the_rule_is_legal_for_every_served_problem(name: str) -> None:
     for m in (1, 64, 65, 200, 5000):
         for n, k in ((1, 8), (192, 1440), (28672, 8192)):
-            config = choose_large(_problem(name, m, n, k))
+            config = choose_config(_problem(name, m, n, k))
             assert illegal_config(config, parse_format(name)) is None
             assert (name == "nvfp4") == large_plan(config, parse_format(name), "fp16", False, True).INSIDE
 
@@ -72,7 +72,7 @@ def test_lifted_scales_neither_overflow_nor_vanish(name: str, size: float) -> No
     weight = pack_as(
         quantize(torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) * size, name), "fragment"
     )
-    factor = large_plan(choose_large(_problem(name, 128)), weight.format, "fp16", False, True).FACTOR
+    factor = large_plan(choose_config(_problem(name, 128)), weight.format, "fp16", False, True).FACTOR
     up, down = lift_of(weight, "fp16", factor).tolist()
     assert up * down == 1.0
     assert float(torch.frexp(torch.tensor(up))[0]) == 0.5

@@ -13,7 +13,7 @@ from lowbit.kernels.family import KernelFamily
 from lowbit.kernels.problem import KernelConfig, Problem
 
 FAMILIES: dict[str, str] = {
-    "dequantize": "lowbit.kernels.gpu.dense",
+    "dequantize": "lowbit.kernels.gpu.dequantize",
     "hopper_large": "lowbit.kernels.gpu.large",
     "hopper": "lowbit.kernels.gpu.hopper",
     "portable": "lowbit.kernels.gpu.portable",

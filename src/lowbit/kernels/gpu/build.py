@@ -8,7 +8,7 @@ from typing import Any
 
 from lowbit.errors import UnsupportedConfig
 from lowbit.formats import SCALE_TYPES
-from lowbit.kernels.gpu.dense_plan import DensePlan
+from lowbit.kernels.gpu.dequantize_plan import DequantizePlan
 from lowbit.kernels.gpu.large_plan import LargePlan
 from lowbit.kernels.gpu.plan import Plan
 
@@ -54,7 +54,7 @@ def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
     The kind of plan says which kernel. Raises UnsupportedConfig where Triton is missing.
     """
     try:
-        from lowbit.kernels.gpu import compat, dense_body, hopper_body, large_body
+        from lowbit.kernels.gpu import compat, dequantize_body, hopper_body, large_body
     except ImportError as error:
         raise UnsupportedConfig(
             f"hopper needs Triton 3.6 or later ({error}): install torch for CUDA, which brings it"
@@ -84,9 +84,9 @@ def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
         numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more", "grain")
         function = large_body.matmul
         rest = x | y | results | {"super_ptr": "*fp32", "lift_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
-    elif isinstance(plan, DensePlan):
+    elif isinstance(plan, DequantizePlan):
         w = {"w_desc": tile_type(x_type, [plan.BLOCKS * 64, plan.BK], 16)}
-        function = dense_body.dequantize
+        function = dequantize_body.dequantize
         rest = w | {"super_ptr": "*fp32"} | dict.fromkeys(("first", "k_tiles"), "i32")
     else:
         function = hopper_body.matmul

@@ -18,8 +18,8 @@ from lowbit.formats import WeightFormat
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
+from lowbit.kernels.gpu.large_heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
-from lowbit.kernels.gpu.large_shapes import choose_large
 from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.gpu.workspace import workspace
@@ -147,7 +147,7 @@ class Large(FragmentFamily):
         return None if CARD_RAN else "no card has run it as it is now: backend='hopper_large' takes it"
 
     def default(self, problem: Problem) -> LargeConfig:
-        return choose_large(problem)
+        return choose_config(problem)
 
     def tokens(self, problem: Problem) -> int:
         return next((tokens for tokens in TABLE_TOKENS if problem.m <= tokens), TABLE_TOKENS[-1])

@@ -137,7 +137,7 @@ def smem_bytes(config: LargeConfig, format: WeightFormat) -> int:  # noqa: A002
     return stages + config.rows * config.block_m * 2 + 16 * config.stages + (2 + len(PLANES[format.bits])) * 1024
 
 
-def fitting(config: LargeConfig, format: WeightFormat) -> LargeConfig:  # noqa: A002
+def fitted(config: LargeConfig, format: WeightFormat) -> LargeConfig:  # noqa: A002
     """The configuration with as many stages as fit."""
     limit = min(SMEM_LIMIT, SMEM_SM // config.ctas_per_sm - 1024)
     while config.stages > 2 and smem_bytes(config, format) > limit:

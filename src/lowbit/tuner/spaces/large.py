@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lowbit.hardware import RATES, gpu
 from lowbit.kernels import KernelConfig, Problem, get_family
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config, large_plan
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted, illegal_config, large_plan
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
@@ -39,7 +39,7 @@ class LargeSpace(Space):
                 config = LargeConfig(
                     NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band, ctas_per_sm=ctas
                 )
-                config = fitting(config, problem.format)
+                config = fitted(config, problem.format)
                 if illegal_config(config, problem.format) is None:
                     found.append(config)
         return list(dict.fromkeys(found))

@@ -1,7 +1,7 @@
 """The family that dequantizes and leaves the product to torch (cuBLAS): for very many tokens.
 
 The weight is read once and written once in 16 bits, in parts of a bounded size, each multiplied before the next one is
-written. The kernel is dense_body.py; it serves what the Hopper kernels serve.
+written. The kernel is dequantize_body.py; it serves what the Hopper kernels serve.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowbit.formats import WeightFormat
 from lowbit.kernels.gpu import driver
-from lowbit.kernels.gpu.dense_plan import BLOCK_K, MAXNREG, NAME, ROW_BLOCKS, DenseConfig, dense_plan
+from lowbit.kernels.gpu.dequantize_plan import BLOCK_K, MAXNREG, NAME, ROW_BLOCKS, DequantizeConfig, dequantize_plan
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.fragments import FragmentFamily
 from lowbit.kernels.gpu.gather import selected
@@ -29,7 +29,7 @@ _ROWS = BLOCK * ROW_BLOCKS  # of a CTA
 class Prepared:
     """The compiled kernel bound to one weight."""
 
-    def __init__(self, config: DenseConfig, weight: PackedWeight, x_dtype: torch.dtype) -> None:
+    def __init__(self, config: DequantizeConfig, weight: PackedWeight, x_dtype: torch.dtype) -> None:
         from lowbit.kernels.gpu.build import build
 
         self.n, k = weight.shape
@@ -39,7 +39,7 @@ class Prepared:
         self._step = min(rows, blocks(self.n) * BLOCK)
         self.device = weight.device.index or 0
         x_type = X_TYPES[x_dtype]
-        plan = dense_plan(weight.format, x_type)
+        plan = dequantize_plan(weight.format, x_type)
         binary = build(plan, x_type, MAXNREG)
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
         maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2))
@@ -75,7 +75,7 @@ class Prepared:
 
 class Dequantize(FragmentFamily):
     name = NAME
-    config_type = DenseConfig
+    config_type = DequantizeConfig
     summary = "the weight in 16 bits, a part at a time, multiplied by cuBLAS; for very many tokens on H100 and H200"
 
     def illegal_format(self, format: WeightFormat) -> str | None:  # noqa: A002 - the field's word
@@ -92,14 +92,14 @@ class Dequantize(FragmentFamily):
     def slower(self, problem: Problem) -> str | None:
         return f"m={problem.m}: no number of tokens is known from where on it is faster"
 
-    def default(self, problem: Problem) -> DenseConfig:
-        return DenseConfig(NAME)
+    def default(self, problem: Problem) -> DequantizeConfig:
+        return DequantizeConfig(NAME)
 
     def readable(self, x: Tensor, weight: PackedWeight) -> Tensor:
         return selected(x, weight)
 
     def prepare(self, config: KernelConfig, weight: PackedWeight, x_dtype: torch.dtype, bias: bool) -> Prepared:
-        assert isinstance(config, DenseConfig)
+        assert isinstance(config, DequantizeConfig)
         return Prepared(config, weight, x_dtype)
 
 

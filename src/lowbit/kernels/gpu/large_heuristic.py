@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitting, illegal_config
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted, illegal_config
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
@@ -27,7 +27,7 @@ def tile_tokens(m: int) -> int:
     return min(_TILES, key=lambda tokens: -(-m // tokens) * tokens * _COST[tokens])
 
 
-def choose_large(problem: Problem) -> LargeConfig:
+def choose_config(problem: Problem) -> LargeConfig:
     """A legal configuration for any legal problem."""
     if problem.batch_invariant:
         tokens = next((size for size in (8, 16, 32, 64) if problem.m <= size), _MOST_SLICED)
@@ -40,6 +40,6 @@ def choose_large(problem: Problem) -> LargeConfig:
     least = 128 if 1 in PLANES[problem.format.bits] else 64
     block_k = config.block_k // 2 if problem.format.bits > 4 else config.block_k
     config = replace(config, block_k=max(least, block_k))
-    config = fitting(config, problem.format)
+    config = fitted(config, problem.format)
     assert illegal_config(config, problem.format) is None, config
     return config
