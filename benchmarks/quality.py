@@ -214,7 +214,7 @@ def main() -> None:
         rows += tables[table]()
         about = {"calibrated": bench.data.method,
                  "measured": f"Wikipedia, {options.windows} windows of 1024 tokens, float32"}  # fmt: skip
-        path = save("cpu" if options.device == "cpu" else "h200", name, rows, model=options.model, **about)
+        path = save("cpu" if options.device == "cpu" else "h200", name, rows, model=Path(options.model).name, **about)
     print(path)
 
 
