@@ -11,6 +11,8 @@ from lowbit.formats.grouping import Along
 from lowbit.formats.scale import scale_value
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import illegal_format, kernel_form, operands, scale_bytes, super_columns
+from lowbit.kernels.gpu.hopper import illegal_config
+from lowbit.kernels.gpu.plan import HopperConfig, plan_for
 from lowbit.packing import pack_as
 
 NAMES = [
@@ -92,3 +94,23 @@ def test_what_the_kernel_takes_as_it_is_is_not_copied() -> None:
     assert values.scales.data_ptr() == weight.scales.data_ptr()
     assert values.super_rows is weight.super_scales
     assert values.super_zero_rows is weight.super_zeros
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if super_columns(kernel_form(parse_format(name)))])
+def test_every_group_of_every_unit_has_its_own_super_scale(name: str) -> None:
+    form = kernel_form(parse_format(name))
+    columns, size = super_columns(form), form.grouping.size if isinstance(form.grouping, Along) else 0
+    assert columns
+    tried = 0
+    for block_k in (128, 256, 512, 1024):
+        config = HopperConfig("hopper", 8, block_k, 2)
+        if illegal_config(config, parse_format(name)):
+            continue
+        plan = plan_for(config, parse_format(name), "fp16", False)
+        for unit in range(9):
+            first = unit * plan.ROWS_STEP + unit // plan.ROWS_UNITS  # as the kernel's body has it
+            for group in range(block_k // size):
+                upper = first + group * plan.GROUP // plan.ROWS_COLUMNS
+                assert upper == (unit * block_k + group * size) // columns
+        tried += 1
+    assert tried

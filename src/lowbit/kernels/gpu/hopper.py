@@ -124,7 +124,9 @@ class Hopper(FragmentFamily):
         return form.illegal_format(format)
 
     def illegal_weight(self, problem: Problem) -> str | None:
-        return illegal_sections(problem.sections) if problem.sections else self.illegal_format(problem.format)
+        if problem.sections:
+            return illegal_sections(problem.sections)
+        return super().illegal_weight(problem)
 
     def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
         assert isinstance(config, HopperConfig)

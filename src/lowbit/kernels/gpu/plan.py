@@ -151,7 +151,7 @@ def plan_for(
         ROWS=super_scale.dtype if super_scale is not None and columns is not None else "none",
         ROWS_GROUPS=super_groups(config, form),
         ROWS_STEP=config.block_k // columns if columns and columns <= config.block_k else 0,
-        ROWS_UNITS=max(1, columns // config.block_k) if columns else 1 << 30,
+        ROWS_UNITS=columns // config.block_k if columns and columns > config.block_k else 1 << 30,
         ROWS_COLUMNS=min(columns, config.block_k) if columns else config.block_k,
         ROWS_SHARED=shares_super_rows(form),
         GROUP=group,
