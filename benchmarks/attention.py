@@ -245,14 +245,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
     """Every candidate tile of decoding, in the cases given."""
     rows = []
-    default_tile, default_blocks = gpu.stream_tile, gpu.BLOCKS
+    defaults = gpu.stream_tile, gpu.programs_at_once
     for name in formats:
         for case in cases:
             cache, batch = filled(name, *(int(size) for size in case.split("x")))
             best: list[dict[str, Any]] = []
             for tile, blocks in attention_compile.decode_candidates(name):
                 gpu.stream_tile = lambda problem, target, tile=tile: tile
-                gpu.BLOCKS = blocks
+                gpu.programs_at_once = lambda problem, blocks=blocks: blocks
                 try:
                     best.append(timed(name, cache, batch, 1) | asdict(tile) | {"blocks": blocks})
                 except (AssertionError, LowbitError, RuntimeError) as error:  # said and left out
@@ -260,7 +260,7 @@ def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
             best.sort(key=lambda r: r["us"])
             show(best[:4])
             rows += best
-    gpu.stream_tile, gpu.BLOCKS = default_tile, default_blocks
+    gpu.stream_tile, gpu.programs_at_once = defaults
     return rows
 
 

@@ -25,7 +25,11 @@ from lowbit.packing.paged import PagedTensor
 LARGEST_TILE = 128  # rows of queries times heads of a key head
 APPENDED = 8  # tokens of a program when there are many
 SMEM_BYTES = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
-BLOCKS = 2  # programs of a decode that a multiprocessor is meant to run at once
+
+
+def programs_at_once(problem: AttentionProblem) -> int:
+    """Programs of a decode that a multiprocessor is meant to run at once: as measured on an H200."""
+    return 1 if max(problem.key.bits, problem.value.bits) <= 8 else 2
 
 
 def decode_tile(problem: AttentionProblem) -> Tile:
@@ -49,8 +53,12 @@ def stream_tile(problem: AttentionProblem, target: int) -> Tile | None:
         if scales & (scales - 1):
             return None
         row_bytes += width_of(problem.head_dim) * kept.bits / 8 + scales / 4
-    for blocks in (BLOCKS, 1):
-        for keys, stages in ((32, 4), (32, 3), (16, 3), (16, 2)):
+    tiles = [(32, 4), (32, 3), (16, 3), (16, 2)]
+    sides = [side_of(kept, problem.head_dim, 0) for kept in (problem.key, problem.value)]
+    if target == 90 and problem.head_dim == 128 and all(side.BITS == 4 and not side.OFFSET for side in sides):
+        tiles.insert(0, (64, 2))  # measured on an H200; elsewhere some spill
+    for blocks in (programs_at_once(problem), 1):
+        for keys, stages in tiles:
             if 4 * keys * stages * row_bytes <= SMEM_BYTES[target] / blocks - 1024:
                 return Tile(16, keys, 4, stages)
     return None
@@ -81,7 +89,7 @@ class GpuAttention(AttentionBackend):
     def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
         if prefill:
             return Shape(LARGEST_TILE // problem.groups, 1, 64)
-        at_once = BLOCKS * launches.multiprocessors(problem.device)
+        at_once = programs_at_once(problem) * launches.multiprocessors(problem.device)
         return Shape(1, max(1, at_once // problem.kv_heads), 64)
 
     def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
