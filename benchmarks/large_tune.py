@@ -39,7 +39,6 @@ from record import save
 SILENCE_SECONDS = 40.0  # of a measuring process, from where on it hangs; the first message takes longest
 MANY = 512  # tokens: from here on fewer copies of the weight, since few come from the L2, and dequantizing too
 COPIES_OF_MANY = 4
-PRINTED = ("block_m", "block_k", "stages", "parts", "splits", "row_blocks", "warps", "chunk", "ctas_per_sm", "band")
 INVARIANT = [
     (8, 256, 2, 1, 64, 1, 168), (8, 512, 2, 1, 64, 1, 168), (8, 256, 2, 1, 64, 2, 80), (8, 512, 1, 1, 64, 2, 128),
     (8, 256, 1, 1, 64, 3, 80), (16, 256, 2, 1, 64, 1, 168), (16, 512, 2, 1, 64, 1, 168), (16, 256, 2, 1, 64, 2, 80),

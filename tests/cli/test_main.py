@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
-COMMANDS = ("demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "env", "cache", "bench")
+COMMANDS = (
+    "demo", "quantize", "generate", "chat", "eval", "inspect", "explain", "tune", "warmup", "env", "cache", "bench",
+)  # fmt: skip
 
 
 def test_help_lists_every_command(lowbit: Run) -> None:
@@ -23,11 +25,19 @@ def test_help_lists_every_command(lowbit: Run) -> None:
     assert "lowbit demo" in done.out
 
 
-@pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench matmul", "bench model"])
+@pytest.mark.parametrize("command", [*COMMANDS[:-1], "bench matmul", "bench sampling", "bench model"])
 def test_every_command_has_help_with_examples(command: str, lowbit: Run) -> None:
     done = lowbit(*command.split(), "--help")
     assert done.code == 0
     assert "Examples" in done.out and f"lowbit {command}" in done.out and "--debug" in done.out
+
+
+@pytest.mark.parametrize("command", ["tune", "warmup"])
+def test_help_says_which_numbers_of_tokens_are_taken(command: str, lowbit: Run) -> None:
+    from lowbit.tuner.work import TOKENS
+
+    words = " ".join(lowbit(command, "--help").out.replace("\u2502", " ").split())
+    assert f"[default: {' '.join(map(str, TOKENS))}]" in words
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -34,6 +34,10 @@ Cache = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+Tokens = Annotated[
+    list[int] | None,
+    typer.Option("--m", help="Tokens at a time; may be given again. [default: 1 2 4 8 16 32 64 128 256]", min=1),
+]
 Format = Annotated[
     str | None,
     typer.Option(

@@ -32,10 +32,7 @@ def command(
     format: Annotated[  # noqa: A002 - the field's word
         str | None, typer.Option("--format", help="Of the weights of --shape. [default: int4_g128]")
     ] = None,
-    m: Annotated[
-        list[int] | None,
-        typer.Option("--m", help="Tokens; may be given again. [default: 1 2 4 8 16 32 64 128 256]", min=1),
-    ] = None,
+    m: options.Tokens = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     batch_invariant: Annotated[

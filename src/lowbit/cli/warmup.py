@@ -16,10 +16,7 @@ EXAMPLES = ("lowbit warmup ./my-model", "lowbit warmup ./my-model --aot ./kernel
 
 def command(
     model: options.Model,
-    m: Annotated[
-        list[int] | None,
-        typer.Option("--m", help="Tokens of prompts; may be given again. [default: 1 2 4 8 16 32 64 128 256]", min=1),
-    ] = None,
+    m: options.Tokens = None,
     aot: Annotated[
         Path | None,
         typer.Option(help="Also write the kernels to this directory; LOWBIT_AOT_DIR names it to later processes."),

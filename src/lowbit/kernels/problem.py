@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 
@@ -67,3 +68,8 @@ class KernelConfig:
     """How one launch of a family is set up. Families with choices to make derive from it."""
 
     family: str
+
+    @cached_property
+    def _hash(self) -> int:
+        """For __hash__ of configurations that are keys at every call of a kernel."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))

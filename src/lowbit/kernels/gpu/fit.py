@@ -9,9 +9,8 @@ from lowbit.formats.element import Codebook
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
-from lowbit.kernels.gpu.plan import SMEM_LIMIT, HopperConfig, smem_bytes
+from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES, SMEM_LIMIT, SMEM_SM, HopperConfig, smem_bytes
 
-SMEM_SM = 233_472  # shared memory of a multiprocessor; every CTA takes 1024 bytes more than it asks for
 MOST_STAGES, FEWEST_STAGES = 8, 3
 MANY_REGISTERS = 80  # of a thread at launch, where a decode holds a table or scales, or x is summed
 
@@ -27,14 +26,15 @@ def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa:
     if format.bits > 4:
         config = replace(config, block_k=config.block_k // 2, splits=min(config.splits, config.block_k // 256))
         if config.block_m < 64:  # fewer threads than with four bits: more registers for each
-            config = replace(config, maxnreg=min(128, 65536 // (2 * config.threads) // 8 * 8))
+            config = replace(config, maxnreg=min(128, REGISTERS // (2 * config.threads) // 8 * 8))
     elif many and config.maxnreg < MANY_REGISTERS:
         config = replace(config, splits=2, maxnreg=MANY_REGISTERS)
     if isinstance(format.element, Codebook) and on_sums:
         config = replace(config, chunk=32)
         if config.wide and config.warps == 4:
             config = replace(config, splits=1, maxnreg=128)
-    if config.block_k > 256 and smem_bytes(replace(config, stages=FEWEST_STAGES), format) > SMEM_SM // 2 - 1024:
+    least = smem_bytes(replace(config, stages=FEWEST_STAGES), format)
+    if config.block_k > 256 and least > SMEM_SM // 2 - RESERVED_BYTES:
         config = replace(config, block_k=config.block_k // 2, splits=2, stages=2 * config.stages)  # finer, not few
     size = format.grouping.size if isinstance(format.grouping, Along) else 1
     while config.block_k // config.splits % size:
@@ -43,7 +43,7 @@ def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa:
         else:
             config = replace(config, block_k=config.block_k * 2)
     residents = 1 if config.block_m == 64 else 2
-    limit = min(SMEM_LIMIT, SMEM_SM // residents - 1024)
+    limit = min(SMEM_LIMIT, SMEM_SM // residents - RESERVED_BYTES)
     if format.bits < 4:
         config = replace(config, stages=MOST_STAGES)
     while smem_bytes(config, format) > limit and config.stages > 2:

@@ -20,15 +20,13 @@ from lowbit.kernels.gpu import driver, form
 from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
-from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.plan import NAME, REGISTERS, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
 from lowbit.kernels.gpu.sections_plan import illegal_sections, illegal_sections_config, sections_config
 from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
 from lowbit.packing.tiles import PLANES
-
-REGISTERS = 65536  # of a multiprocessor
 
 
 def illegal_config(config: HopperConfig, format: WeightFormat) -> str | None:  # noqa: A002

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.kernels.gpu.decode import Decode, decode_of, times_scales
 from lowbit.kernels.gpu.plan import NAME as HOPPER
-from lowbit.kernels.gpu.plan import SMEM_LIMIT, HopperConfig, Plan, plan_for, stage_bytes
+from lowbit.kernels.gpu.plan import (
+    REGISTERS,
+    RESERVED_BYTES,
+    SMEM_LIMIT,
+    SMEM_SM,
+    HopperConfig,
+    Plan,
+    plan_for,
+    stage_bytes,
+)
 from lowbit.kernels.problem import KernelConfig
 from lowbit.packing.tiles import PLANES
 
@@ -19,8 +27,6 @@ MOST_SLICES = 8
 SLICED_ROWS = 128  # of a tile, and multiprocessors, for which slices are made
 MULTIPROCESSORS = 132
 WELL_USED = 0.94
-REGISTERS = 65536  # of a multiprocessor
-SMEM_SM = 233_472  # bytes of a multiprocessor, of which every CTA takes 1024 more than it asks for
 
 
 @dataclass(frozen=True, eq=True)
@@ -46,10 +52,6 @@ class LargeConfig(KernelConfig):
 
     def __hash__(self) -> int:
         return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # asked for at every call of a kernel
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def threads(self) -> int:
@@ -139,7 +141,7 @@ def smem_bytes(config: LargeConfig, format: WeightFormat) -> int:  # noqa: A002
 
 def fitted(config: LargeConfig, format: WeightFormat) -> LargeConfig:  # noqa: A002
     """The configuration with as many stages as fit."""
-    limit = min(SMEM_LIMIT, SMEM_SM // config.ctas_per_sm - 1024)
+    limit = min(SMEM_LIMIT, SMEM_SM // config.ctas_per_sm - RESERVED_BYTES)
     while config.stages > 2 and smem_bytes(config, format) > limit:
         config = replace(config, stages=config.stages - 1)
     return config

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 
 from lowbit.formats import SCALE_TYPES, WeightFormat
 from lowbit.formats.grouping import Along
@@ -17,6 +16,9 @@ from lowbit.packing.tiles import PLANES
 NAME = "hopper"
 FRAGMENT_COLUMNS = 16  # of one product of the tensor cores: smaller than a chunk, the least that is decoded
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
+SMEM_SM = 233_472  # bytes of a multiprocessor, of which every CTA takes RESERVED_BYTES more than it asks for
+RESERVED_BYTES = 1024
+REGISTERS = 65_536  # of a multiprocessor, on every compute capability that is served
 
 
 @dataclass(frozen=True, eq=True)
@@ -41,10 +43,6 @@ class TileConfig(KernelConfig):
 
     def __hash__(self) -> int:
         return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # asked for at every call of a kernel
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def consumer_registers(self) -> int:

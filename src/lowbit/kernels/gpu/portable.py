@@ -21,14 +21,13 @@ from lowbit.kernels.gpu.form import illegal_format, kernel_form, operands, super
 from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.gather import selected
 from lowbit.kernels.gpu.launch import MOST_KEPT
+from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES
 from lowbit.kernels.gpu.portable_heuristic import choose_config
 from lowbit.kernels.gpu.portable_plan import (
     CHIPS,
     DEPENDENT,
     MOST_REGISTERS,
     NAME,
-    REGISTERS,
-    RESERVED_BYTES,
     Chip,
     PortableConfig,
     portable_plan,

@@ -13,7 +13,8 @@ from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
-from lowbit.kernels.gpu.portable_plan import NAME, RESERVED_BYTES, Chip, PortableConfig, smem_bytes
+from lowbit.kernels.gpu.plan import RESERVED_BYTES
+from lowbit.kernels.gpu.portable_plan import NAME, Chip, PortableConfig, smem_bytes
 from lowbit.kernels.problem import Problem
 
 MOST_STAGES = 6

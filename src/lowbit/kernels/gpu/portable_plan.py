@@ -14,8 +14,6 @@ from lowbit.packing.tiles import PLANES
 NAME = "portable"
 DEPENDENT = 90  # from here on a kernel may start before the one in front of it has ended
 MOST_REGISTERS = 255  # of a thread
-REGISTERS = 65_536  # of a multiprocessor
-RESERVED_BYTES = 1024  # of shared memory, by the driver, for every CTA
 
 
 @dataclass(frozen=True)

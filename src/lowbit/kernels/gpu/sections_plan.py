@@ -9,14 +9,13 @@ from lowbit.formats import SCALE_TYPES, Section, WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import illegal_format, kernel_form
-from lowbit.kernels.gpu.plan import NAME, SMEM_LIMIT, HopperConfig, Plan, plan_for
+from lowbit.kernels.gpu.plan import NAME, RESERVED_BYTES, SMEM_LIMIT, SMEM_SM, HopperConfig, Plan, plan_for
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
 FIRST_PLANE = 1024  # bits of a row in the first plane of a unit, whatever the width
 MOST_SECTIONS = 8  # a kernel's arguments hold this many maps
 PRODUCER_REGISTERS = 96  # of a thread: it holds the maps of every section
-SMEM_SM = 233_472  # bytes of a multiprocessor, of which every CTA takes 1024 more than it asks for
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def sections_config(problem: Problem) -> HopperConfig:
     block_m = 8 if problem.m <= 8 and not problem.batch_invariant else 16 if problem.m <= 16 else 32
     wide = block_m > 8 or problem.batch_invariant
     config = HopperConfig(NAME, block_m, 256, 6, ctas_per_sm=2, wide=wide, whole_tiles=problem.batch_invariant)
-    while sections_smem(config, problem.sections) > SMEM_SM // 2 - 1024 and config.stages > 2:
+    while sections_smem(config, problem.sections) > SMEM_SM // 2 - RESERVED_BYTES and config.stages > 2:
         config = replace(config, stages=config.stages - 1)
     return config
 

@@ -17,10 +17,18 @@ import torch
 from lowbit.formats import WeightFormat
 from lowbit.hardware import RATES, gpu
 from lowbit.kernels import KernelConfig, Problem
-from lowbit.kernels.gpu.fit import SMEM_SM
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
-from lowbit.kernels.gpu.hopper import REGISTERS, illegal_config
-from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes, stage_bytes
+from lowbit.kernels.gpu.hopper import illegal_config
+from lowbit.kernels.gpu.plan import (
+    NAME,
+    REGISTERS,
+    RESERVED_BYTES,
+    SMEM_SM,
+    HopperConfig,
+    plan_for,
+    smem_bytes,
+    stage_bytes,
+)
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
@@ -106,7 +114,8 @@ def _with_stages(config: HopperConfig, residents: int, weight_format: WeightForm
     fitting = None
     for stages in range(2, MOST_STAGES + 1):
         trial = replace(config, stages=stages)
-        if smem_bytes(trial, weight_format) + 1024 > SMEM_SM // residents or illegal_config(trial, weight_format):
+        size = smem_bytes(trial, weight_format) + RESERVED_BYTES
+        if size > SMEM_SM // residents or illegal_config(trial, weight_format):
             break
         fitting = trial
     return fitting
@@ -178,7 +187,7 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
     shared = longest % k_tiles != 0
     sums = model.sums_us + rows * config.block_m * 4 * residents / model.sums_bytes_us if shared else 0.0
     threads = (residents + 1) * config.threads * config.maxnreg
-    room = (residents + 1) * (smem_bytes(config, weight_format) + 1024) <= SMEM_SM and threads <= REGISTERS
+    room = (residents + 1) * (smem_bytes(config, weight_format) + RESERVED_BYTES) <= SMEM_SM and threads <= REGISTERS
     return model.start_us - model.early_us * room + units * each + sums
 
 

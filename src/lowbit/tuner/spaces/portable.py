@@ -11,12 +11,11 @@ from dataclasses import replace
 from lowbit.formats import WeightFormat
 from lowbit.hardware import RATES, gpu
 from lowbit.kernels import KernelConfig, Problem, get_family
+from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES
 from lowbit.kernels.gpu.portable import chip_of, illegal_config, residents
 from lowbit.kernels.gpu.portable_plan import (
     MOST_REGISTERS,
     NAME,
-    REGISTERS,
-    RESERVED_BYTES,
     Chip,
     PortableConfig,
     smem_bytes,
