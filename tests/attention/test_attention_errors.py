@@ -21,6 +21,8 @@ def test_batches() -> None:
         batch_of([3, 20], [[0], [1, 8]])
     with pytest.raises(UsageError, match="request 0: page index -1 is out of range"):
         batch_of([3], [[-1]])
+    with pytest.raises(UsageError, match="request 0: page index 2147483648 is out of range"):
+        batch_of([3], [[1 << 31]])
     with pytest.raises(UsageError, match="request 1: length 33 is beyond its 2 pages of 16 tokens"):
         batch_of([3, 33], [[0], [1, 2]])
     with pytest.raises(UsageError, match="request 0: 4 new of 3 tokens"):
@@ -172,3 +174,43 @@ def test_append_norms_and_rotates() -> None:
     assert torch.equal(values, value)
     assert batch.positions("cpu").tolist() == [0, 1, 2, 3, 4]
     assert kv_format(cache.key_format) is cache.key_format
+
+
+def new_tokens(tokens: int = 2, kv_heads: int = 2, head_dim: int = 64, **change: torch.Tensor | None) -> NewTokens:
+    query, key, value = (torch.randn(tokens, heads, head_dim) for heads in (4, kv_heads, kv_heads))
+    return NewTokens(query, key, value, **({"slots": torch.arange(tokens)} | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_new_tokens_that_do_not_fit_are_not_written(backend: str) -> None:
+    cache = PagedCache(layers=1, kv_heads=2, head_dim=64, pages=4, page_size=16, key="int8", value="int4")
+    before = [tensor.codes.clone() for tensor in (*cache.keys, *cache.values)]
+    half = torch.zeros(2, 32)
+    for new, says in (
+        (new_tokens(slots=torch.tensor([0, 64])), "slot 64 is out of range; the cache has slots 0 to 63"),
+        (new_tokens(slots=torch.tensor([0, 1 << 60])), "out of range"),
+        (new_tokens(slots=torch.tensor([0, 1], dtype=torch.int32)), "slots .* must be \\[tokens\\] int64"),
+        (new_tokens(slots=torch.arange(3)), "query of shape \\[2, 4, 64\\].* must be floating \\[3, 4, 64\\]"),
+        (new_tokens(kv_heads=1), "key of shape \\[2, 1, 64\\]"),
+        (new_tokens(head_dim=32), "query of shape \\[2, 4, 32\\]"),
+        (new_tokens(cos=half, sin=half), "cos of shape \\[2, 32\\]"),
+        (new_tokens(cos=torch.zeros(2, 64)), "sin is missing; give both"),
+        (new_tokens(key_norm=torch.ones(32)), "key_norm of shape \\[32\\]"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            cache.append(0, new, backend)
+    after = [tensor.codes for tensor in (*cache.keys, *cache.values)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_counts_are_whole_and_formats_may_be_names() -> None:
+    cache = PagedCache(layers=1, kv_heads=2, head_dim=64, pages=4, page_size=16)
+    a = cache.add()
+    for call in (lambda: cache.extend([a], [1.5]), lambda: cache.fork(a, 0.0), lambda: cache.truncate(a, 0.0)):  # type: ignore[list-item, arg-type]
+        with pytest.raises(TypeError, match="integer"):
+            call()
+    assert cache.pool.sequences == (a,) and cache.length(a) == 0
+    cache.extend([a], torch.tensor([3]))  # type: ignore[arg-type]
+    assert type(cache.length(a)) is int
+    problem = make_problem(key="int8")
+    assert problem.key == kv_format("int8")

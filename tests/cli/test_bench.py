@@ -88,6 +88,13 @@ def test_bad_options(options: list[str], says: str, lowbit: Run) -> None:
     assert done.err.startswith("lowbit: error: ") and says in done.err
 
 
+def test_weights_too_small_to_time(lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowbit.cli.bench.matmul.MOST_COPIES", 1000)
+    done = lowbit("bench", "matmul", "int4_g32", "--shape", "3x5", "--runs", "1")
+    assert (done.code, done.out) == (2, "")
+    assert "--shape 3x5: float32 takes 60 bytes, and " in done.err and "at most 1000 are timed: take a" in done.err
+
+
 def test_model(model: str, lowbit: Run) -> None:
     data = lowbit("bench", "model", model, "--format", "int4_g32", "--device", "cpu", "--threads", "1", "--json").json
     assert data["recipe"] == "int4_g32" and data["kernel"] == "cpu" and data["threads"] == 1

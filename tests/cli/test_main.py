@@ -94,6 +94,9 @@ def test_no_traceback_unless_asked_for(lowbit: Run) -> None:
         assert done.err.startswith("Traceback") and done.err.splitlines()[-1] == plain.err.rstrip()
 
 
+OUT_OF_MEMORY = "out of memory: use a format with fewer bits, a shorter prompt, a smaller window or smaller sizes"
+
+
 def test_a_defect_is_called_one(lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: str) -> None:
         raise ZeroDivisionError("oh")
@@ -110,11 +113,8 @@ def test_a_defect_is_called_one(lowbit: Run, monkeypatch: pytest.MonkeyPatch) ->
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(32, "Broken pipe"), 141, ""),
         (OSError(28, "No space left on device", "/x/y"), 1, "lowbit: error: /x/y: No space left on device\n"),
-        (
-            MemoryError(),
-            1,
-            "lowbit: error: out of memory: use a format with fewer bits, a shorter prompt or a smaller window\n",
-        ),
+        (MemoryError(), 1, f"lowbit: error: {OUT_OF_MEMORY}\n"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), 1, f"lowbit: error: {OUT_OF_MEMORY}\n"),
         (EOFError("end"), 1, "lowbit: error: EOFError: end; this is a defect of lowbit"),
     ],
 )

@@ -1,6 +1,7 @@
 """Attention over a paged, quantized cache: PagedCache holds keys and values, DecodePlan and PrefillPlan read them.
 
 pages.py      which page belongs to which sequence: counts of users, sharing, copies before writing
+new_tokens.py what append() asks of its tensors
 cache.py      PagedCache: pages of every layer, sequences, append, gather
 schedule.py   how keys are cut into the items of a work list
 plan.py       DecodePlan, PrefillPlan: plan() once a step, run() once a layer

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lowbit.attention.new_tokens import require_new
 from lowbit.attention.pages import PagePool
 from lowbit.errors import UsageError
 from lowbit.formats.kv import KVFormat, kv_format
@@ -56,7 +58,7 @@ class Batch:
                 f"{len(lengths)} lengths, {len(tables)} page tables, {len(counts)} counts of new tokens and "
                 f"{len(labels)} names: must be one per request"
             )
-        arrays_of_pages = tuple(np.asarray(table, dtype=np.int32) for table in tables)
+        arrays_of_pages = tuple(np.asarray(table, dtype=np.int64) for table in tables)
         for name, length, count, table in zip(labels, lengths, counts, arrays_of_pages, strict=True):
             if length < 0 or not 0 <= count <= length:
                 raise UsageError(f"{name}: {count} new of {length} tokens; must be between 0 and the length")
@@ -68,7 +70,7 @@ class Batch:
                 wrong = next(page for page in table if not 0 <= page < pages)
                 raise UsageError(f"{name}: page index {wrong} is out of range; the cache has pages 0 to {pages - 1}")
         sizes, news = (np.asarray(values, dtype=np.int64).reshape(-1) for values in (lengths, counts))
-        return cls(tuple(labels), sizes, news, arrays_of_pages, pages, page_size)
+        return cls(tuple(labels), sizes, news, tuple(p.astype(np.int32) for p in arrays_of_pages), pages, page_size)
 
     @property
     def rows(self) -> int:
@@ -159,6 +161,7 @@ class PagedCache:
             raise UsageError(
                 f"extend: sequences {list(sequences)} with {list(tokens)} tokens; name each sequence once, with a count"
             )
+        tokens = [index(count) for count in tokens]
         if any(count < 0 for count in tokens):
             raise UsageError(f"extend: {list(tokens)} tokens; counts are 0 or more")
         needed = sum(self.pool.pages_for(*each) for each in zip(sequences, tokens, strict=True))
@@ -205,7 +208,11 @@ class PagedCache:
                 )
 
     def append(self, layer: int, new: NewTokens, backend: str | AttentionBackend = "reference") -> Tensor:
-        """Store new tokens in one layer, after norm and rope; -> their queries [tokens, heads, head_dim]."""
+        """Store new tokens in one layer, after norm and rope; -> their queries [tokens, heads, head_dim].
+
+        Raises UsageError, before anything is written, for tensors and slots that do not fit the cache.
+        """
+        require_new(new, self.kv_heads, self.head_dim, self.pages * self.page_size)
         chosen = get_backend(backend) if isinstance(backend, str) else backend
         return chosen.append(new, self.keys[layer], self.values[layer])
 

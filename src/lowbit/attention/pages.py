@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from operator import index
 
 from lowbit.errors import UsageError
 
@@ -70,6 +71,7 @@ class PagePool:
 
         Raises UsageError where there are too few free pages; nothing has changed then.
         """
+        tokens = index(tokens)
         if tokens < 0:
             raise UsageError(f"sequence {sequence}: {tokens} new tokens; must be 0 or more")
         held = self.sequence(sequence)
@@ -94,7 +96,7 @@ class PagePool:
     def fork(self, sequence: int, length: int | None = None) -> int:
         """A new sequence that begins with the first `length` tokens of another (all by default), in the same pages."""
         held = self.sequence(sequence)
-        length = held.length if length is None else length
+        length = held.length if length is None else index(length)
         if not 0 <= length <= held.length:
             raise UsageError(f"fork of {length} tokens: sequence {sequence} holds {held.length}; between 0 and that")
         forked = self.add()
@@ -106,7 +108,7 @@ class PagePool:
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens. Raises UsageError if fewer are held."""
-        held = self.sequence(sequence)
+        held, length = self.sequence(sequence), index(length)
         if not 0 <= length <= held.length:
             raise UsageError(f"truncate({length}): sequence {sequence} holds {held.length} tokens; between 0 and that")
         self.version += 1

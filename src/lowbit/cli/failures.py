@@ -71,8 +71,11 @@ def explain_failure(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return FAILED, f"{name}{error.strerror or error}"
-    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
-        return FAILED, "out of memory: use a format with fewer bits, a shorter prompt or a smaller window"
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate memory" in str(error):
+        return (
+            FAILED,
+            "out of memory: use a format with fewer bits, a shorter prompt, a smaller window or smaller sizes",
+        )
     return FAILED, (
         f"{type(error).__name__}: {error}; this is a defect of lowbit, not of what you typed: run it again with "
         "--debug and report what it prints together with the output of lowbit env"

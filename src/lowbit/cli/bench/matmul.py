@@ -27,6 +27,7 @@ EXAMPLES = (
 FORMATS = ("int8_g32", "int4_g64", "int3_g64", "int2_g64", "ternary")
 SHAPES = ("4096x4096",)
 TORCH = ("float32", "bfloat16")
+MOST_COPIES = 1 << 19  # of a weight: beyond, keeping count of them takes longer than multiplying
 
 
 def command(
@@ -135,12 +136,13 @@ def measure(
 ) -> list[MatmulSpeed]:
     """One result a format; torch and the reading of memory take their turns with all of them.
 
-    Raises UnsupportedConfig where no kernel serves a format.
+    Raises UnsupportedConfig where no kernel serves a format, UsageError for weights too small to be timed so.
     """
     import torch
 
     from lowbit.cli.bench import stream
     from lowbit.dispatch import choose, matmul, pack
+    from lowbit.errors import UsageError
     from lowbit.formats import quantize
     from lowbit.kernels import Problem
     from lowbit.report import MatmulSpeed
@@ -152,8 +154,13 @@ def measure(
     counts = {"floor": 1}
 
     def add(name: str, size: int, copy: Callable[[], Any], call: Callable[[Any], object]) -> None:
-        weights = [copy() for _ in range(-(-nbytes // size))]
-        counts[name] = len(weights)
+        counts[name] = -(-nbytes // size)
+        if counts[name] > MOST_COPIES:
+            raise UsageError(
+                f"--shape {n}x{k}: {name} takes {size} bytes, and {nbytes >> 20} MiB of copies are {counts[name]}; at "
+                f"most {MOST_COPIES} are timed: take a larger shape"
+            )
+        weights = [copy() for _ in range(counts[name])]
         calls[name] = lambda: [call(w) for w in weights]
 
     linear = torch.nn.functional.linear

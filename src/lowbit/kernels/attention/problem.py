@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from lowbit.errors import UnsupportedConfig
-from lowbit.formats.kv import KVFormat
+from lowbit.formats.kv import KVFormat, kv_format
 from lowbit.packing.paged import check_shape
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -44,6 +44,8 @@ class AttentionProblem:
 
     def __post_init__(self) -> None:
         check_shape(self.kv_heads, self.head_dim, self.page_size)
+        for name in ("key", "value"):  # a name will do
+            object.__setattr__(self, name, kv_format(getattr(self, name)))
         if self.heads < 1 or self.heads % self.kv_heads or self.groups > MOST_GROUPS:
             raise UnsupportedConfig(
                 f"heads={self.heads}, kv_heads={self.kv_heads}: each key head serves the same number of query heads, "
