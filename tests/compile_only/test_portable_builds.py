@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_hopper_builds import BF16, DECODES, GROUPINGS, TOOLS, X_DTYPES
+from cubins import disassembled, spilled
+from test_hopper_builds import BF16, DECODES, GROUPINGS, X_DTYPES
 
 from lowbit.formats import parse_format
 from lowbit.kernels import Problem
@@ -37,12 +37,9 @@ def _check(config: PortableConfig, name: str, x_type: str, capability: int, tmp_
     assert "mma.sync.aligned.m16n8k16" in binary.ptx
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", binary.ptx)
     assert not re.search(r"cp\.async\.ca\.", binary.ptx)  # words, scales and x: 16 bytes each
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(binary.cubin)
-    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True)
-    assert re.search(r"STACK:0 .*LOCAL:0 ", usage.stdout), f"spills: {usage.stdout}"
+    assert spilled(binary.cubin, tmp_path) == (0, 0)
     if capability in DISASSEMBLED:
-        sass = subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+        sass = disassembled(binary.cubin, tmp_path)
         assert re.search(r"\bHMMA\.16816", sass)
         assert "LDGSTS" in sass
 

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import lowbit
 from lowbit.dispatch.tuned import table
 from lowbit.formats import QuantizedTensor, Zero, parse_format, quantize
 from lowbit.formats.element import Codebook
@@ -186,6 +187,34 @@ def random_packed(n: int, k: int, name: str, seed: int = 0) -> PackedWeight:
 
 def relative_error(y: Tensor, truth: Tensor) -> float:
     return float((y.double() - truth).norm() / truth.norm())
+
+
+def check_chain_in_graph(weights: list[PackedWeight], x: Tensor, backend: str) -> None:
+    """Matmuls, each on the result of the one before, give the same bits in a CUDA graph as one at a time.
+
+    weights: of as many output as input features, so that they follow each other.
+    """
+
+    def chain(alone: bool = False) -> list[Tensor]:
+        links = [x]
+        for weight in weights:
+            if alone:
+                torch.cuda.synchronize()
+            links.append(lowbit.matmul(links[-1], weight, backend=backend))
+        return links[1:]
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = chain()
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        expected = chain(alone=True)
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert [i for i in range(len(weights)) if not torch.equal(results[i], expected[i])] == []
 
 
 def check_twice_torch(y: Tensor, x: Tensor, q: QuantizedTensor, bias: Tensor | None = None) -> None:

@@ -11,6 +11,7 @@ from gpu_weights import (
     ODD_SIZE,
     PLANES_AND_TABLES,
     SEVERAL_TILES,
+    check_chain_in_graph,
     check_twice_torch,
     decoded,
     random_packed,
@@ -136,31 +137,7 @@ def test_permutations_in_a_chain_in_a_graph_equal_eager(kernel: str) -> None:
                 "fragment")
         for seed in range(6)
     ]  # fmt: skip
-    x = torch.randn(3, size, device="cuda").half()
-
-    def chain() -> list[torch.Tensor]:
-        links = [x]
-        for weight in weights:
-            links.append(lowbit.matmul(links[-1], weight, backend=kernel))
-        return links[1:]
-
-    chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = chain()
-    for _ in range(3):
-        x.copy_(torch.randn_like(x))
-        expected = []
-        link = x
-        for weight in weights:
-            torch.cuda.synchronize()
-            link = lowbit.matmul(link, weight, backend=kernel)
-            expected.append(link)
-        for _ in range(5):
-            graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(y, e) for y, e in zip(results, expected, strict=True))
+    check_chain_in_graph(weights, torch.randn(3, size, device="cuda").half(), kernel)
     assert workspace.is_empty()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_weights import INVARIANT, ODD_SIZE, ONE_LEVEL, check_twice_torch, random_quantized
+from gpu_weights import INVARIANT, ODD_SIZE, ONE_LEVEL, check_chain_in_graph, check_twice_torch, random_quantized
 
 import lowbit
 from lowbit.kernels import Problem, get_family
@@ -100,26 +100,7 @@ def test_the_width_of_a_product_does_not_change_its_bits() -> None:
 @pytest.mark.parametrize("m", [64, 128, 300, 1024])
 def test_a_chain_in_a_graph_equals_eager(m: int) -> None:
     weights = [pack_as(random_quantized(4096, 4096, "int4_g128", seed), "fragment") for seed in range(6)]
-    x = torch.randn(m, 4096, device="cuda").half()
-
-    def chain() -> list[torch.Tensor]:
-        results = [x]
-        for weight in weights:
-            results.append(lowbit.matmul(results[-1], weight, backend=NAME))
-        return results
-
-    chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = chain()
-    for _ in range(3):
-        x.copy_(torch.randn_like(x))
-        expected = chain()
-        for _ in range(5):
-            graph.replay()
-        torch.cuda.synchronize()
-        assert [i for i in range(len(results)) if not torch.equal(results[i], expected[i])] == []
+    check_chain_in_graph(weights, torch.randn(m, 4096, device="cuda").half(), NAME)
     assert workspace.is_empty()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu_sections import CASES, compile_all, random_sections
-from gpu_weights import check_twice_torch
+from gpu_weights import check_chain_in_graph, check_twice_torch
 
 import lowbit
 from lowbit.kernels.gpu import workspace
@@ -53,29 +53,5 @@ def test_rows_do_not_depend_on_the_batch_when_asked() -> None:
 def test_sections_in_a_chain_in_a_graph_equal_eager() -> None:
     size = sum(columns for columns, _, _ in CASES["five"])
     weights = [pack_as(random_sections(size, "five", seed), "fragment") for seed in range(4)]
-    x = torch.randn(3, size, device="cuda").half()
-
-    def chain() -> list[torch.Tensor]:
-        links = [x]
-        for weight in weights:
-            links.append(lowbit.matmul(links[-1], weight, backend="hopper"))
-        return links[1:]
-
-    chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = chain()
-    for _ in range(3):
-        x.copy_(torch.randn_like(x))
-        expected = []
-        link = x
-        for weight in weights:
-            torch.cuda.synchronize()
-            link = lowbit.matmul(link, weight, backend="hopper")
-            expected.append(link)
-        for _ in range(5):
-            graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(y, e) for y, e in zip(results, expected, strict=True))
+    check_chain_in_graph(weights, torch.randn(3, size, device="cuda").half(), "hopper")
     assert workspace.is_empty()
