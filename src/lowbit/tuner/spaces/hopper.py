@@ -192,6 +192,8 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
 
 
 class HopperSpace(Space):
+    """Tiles, pipelines and parts of the kernels for few tokens, and the model of their time."""
+
     family = NAME
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:

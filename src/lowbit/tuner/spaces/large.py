@@ -22,6 +22,8 @@ REACHED = 0.8  # of the tensor cores' rate, by the best tiles
 
 
 class LargeSpace(Space):
+    """Tiles for many tokens."""
+
     family = NAME
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:

@@ -61,6 +61,8 @@ def configurations(block_m: int, weight_format: WeightFormat, chip: Chip) -> lis
 
 
 class PortableSpace(Space):
+    """Tiles and pipelines of the portable kernel on the chip at hand."""
+
     family = NAME
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:
