@@ -45,3 +45,17 @@ def test_a_directory_that_cannot_be_made(lowbit: Callable[..., Any], model: str,
     (tmp_path / "file").write_text("")
     done = lowbit("warmup", model, "--aot", str(tmp_path / "file" / "x"), "--device", "cpu")
     assert done.code == 2 and "name a directory that can be written" in done.err
+
+
+def test_a_directory_that_was_there(lowbit: Callable[..., Any], model: str, tmp_path: Path) -> None:
+    command = ("warmup", model, "--m", "2", "--device", "cpu", "--aot", str(tmp_path))
+    tmp_path.chmod(0o777)
+    done = lowbit(*command)
+    assert done.code == 2 and "nobody else may write there" in done.err and done.out == ""
+    tmp_path.chmod(0o755)  # as mkdir makes it
+    assert lowbit(*command).code == 0
+
+
+def test_prompts_that_the_model_cannot_hold(lowbit: Callable[..., Any], model: str) -> None:
+    done = lowbit("warmup", model, "--m", "2", "--m", "96", "--device", "cpu")
+    assert done.code == 2 and "--m 96: this model holds 96 tokens; a prompt has at most 95" in done.err

@@ -36,12 +36,17 @@ def command(
     from contextlib import nullcontext
 
     from lowbit.cli.source import load, open_model
+    from lowbit.errors import UsageError
     from lowbit.kernels.cpu.cache import record_into
     from lowbit.tuner.work import TOKENS
 
     start = time.perf_counter()
     with nullcontext() if aot is None else record_into(aot):
         llm = load(open_model(model), device, dtype, backend)
+        limit = llm.model.config.context_length
+        for count in m or ():
+            if count >= limit:
+                raise UsageError(f"--m {count}: this model holds {limit} tokens; a prompt has at most {limit - 1}")
         with progress("warming up") as bar:
             kernels = llm.warmup(m or TOKENS, lambda what, done, total: bar(done, total, what))
     files = [] if aot is None else list(aot.glob("*.kernel"))

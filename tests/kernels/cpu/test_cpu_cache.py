@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.errors import UsageError
-from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, cache_size, clear_cache, open_cache
+from lowbit.kernels.cpu.cache import ObjectCache, cache_directory, cache_size, clear_cache, open_cache, record_into
 from lowbit.kernels.cpu.engine import Engine
 from lowbit.kernels.cpu.ir import I64, PTR, Function, module
 
@@ -164,3 +164,30 @@ print(lowbit.matmul(torch.ones(2, 96), w).double().sum().item())
     files = list((tmp_path / "kernels").iterdir())
     assert files
     assert all(path.suffix == ".kernel" for path in files)
+
+
+def test_what_is_made_ahead_is_written_or_refused(tmp_path):
+    open_place, mine = tmp_path / "open", tmp_path / "mine"
+    open_place.mkdir()
+    open_place.chmod(0o777)
+    says = r"mode 0777.*nobody else may write there.*name another directory"
+    with pytest.raises(UsageError, match=says), record_into(open_place):
+        pass
+    mine.mkdir(mode=0o755)  # as mkdir makes it
+    cache = ObjectCache(tmp_path / "kernels")
+    with record_into(mine):
+        cache.put("k", CODE)
+        (mine / "l.kernel").mkdir()
+        with pytest.raises(UsageError, match="name another directory"):
+            cache.put("l", CODE)
+    assert [path.name for path in mine.iterdir() if path.is_file()] == ["k.kernel"]
+
+
+def test_links_and_remains_of_writers_are_cleared(tmp_path):
+    ObjectCache(tmp_path).put("k", CODE)
+    (tmp_path / "gone.kernel").symlink_to("/nowhere")
+    (tmp_path / "folder.kernel").mkdir()
+    (tmp_path / ".writing-1").write_bytes(CODE)
+    assert cache_size(tmp_path) > len(CODE)
+    assert clear_cache(tmp_path) > len(CODE)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.kernel"]

@@ -18,7 +18,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -49,21 +49,28 @@ def open_cache(kind: str = CPU) -> ObjectCache:
         return ObjectCache(None)
 
 
-def _files(directory: Path | None) -> list[Path]:
+def _files(directory: Path | None, patterns: tuple[str, ...] = (f"*{_SUFFIX}",)) -> list[tuple[Path, int]]:
+    """Files and their bytes; what another process deletes meanwhile is none."""
     directories = [cache_directory(kind) for kind in (CPU, GPU)] if directory is None else [directory]
-    return [path for place in directories for path in place.glob(f"*{_SUFFIX}")]
+    found = []
+    for path in (path for place in directories for pattern in patterns for path in place.glob(pattern)):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                found.append((path, status.st_size))
+    return found
 
 
 def cache_size(directory: Path | None = None) -> int:
     """Bytes of the compiled kernels in a directory; None: of CPUs and GPUs, in their places."""
-    return sum(path.stat().st_size for path in _files(directory))
+    return sum(size for _, size in _files(directory))
 
 
 def clear_cache(directory: Path | None = None) -> int:
-    """Deletes the compiled kernels. Returns how many bytes that freed."""
+    """Deletes the compiled kernels, and what a writer that was killed left. Returns how many bytes that freed."""
     freed = 0
-    for path in _files(directory):
-        freed += path.stat().st_size
+    for path, size in _files(directory, (f"*{_SUFFIX}", ".writing-*")):
+        freed += size
         path.unlink(missing_ok=True)
     return freed
 
@@ -79,10 +86,14 @@ class ObjectCache:
         self.directory = directory
         self._warned: set[str] = set()
 
-    def _warn(self, kind: str, text: str) -> None:
+    @property
+    def _name(self) -> str:
+        return f"kernel cache {self.directory}"
+
+    def _warn(self, kind: str, text: str, instead: str = "kernels are compiled in every process") -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self._name}: {text}; {instead}", RuntimeWarning, stacklevel=3)
 
     def _usable(self) -> Path | None:
         """The directory, made if needed, or None if it cannot be or somebody else could put code there."""
@@ -92,14 +103,13 @@ class ObjectCache:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
         except OSError as error:
-            self._warn("directory", f"kernel cache {self.directory}: {error}; kernels are compiled in every process")
+            self._warn("directory", str(error))
             return None
         if os.name == "posix" and (found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077):
             self._warn(
                 "directory",
-                f"kernel cache {self.directory}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it must "
-                "belong to this user with mode 0700 (chmod 700, or set LOWBIT_CACHE_DIR); kernels are compiled in "
-                "every process",
+                f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it must belong to this user with mode "
+                "0700 (chmod 700, or set LOWBIT_CACHE_DIR)",
             )
             return None
         return self.directory
@@ -129,12 +139,12 @@ class ObjectCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._warn("read", f"kernel cache {self.directory}: {error}; compiling instead")
+            self._warn("read", str(error), "compiling instead")
             return None
         head = len(_MAGIC) + 32
         code = content[head:]
         if content[:head] != _head(key, code):
-            self._warn("damaged", f"kernel cache {self.directory}: {key}{_SUFFIX} is damaged; compiling it again")
+            self._warn("damaged", f"{key}{_SUFFIX} is damaged", "compiling it again")
             return None
         return code
 
@@ -152,27 +162,39 @@ class ObjectCache:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            self._warn("write", f"kernel cache {self.directory}: {error}; kernels are compiled in every process")
+            self._warn("write", str(error))
 
 
 class Artefacts(ObjectCache):
     """A directory made ahead: read by whoever trusts its owner."""
+
+    @property
+    def _name(self) -> str:
+        return f"LOWBIT_AOT_DIR={self.directory}"
 
     def _usable(self) -> Path | None:
         assert self.directory is not None
         try:
             found = self.directory.stat()
         except OSError as error:
-            self._warn("directory", f"LOWBIT_AOT_DIR={self.directory}: {error.strerror}; kernels are compiled")
+            self._warn("directory", error.strerror or str(error), "kernels are compiled")
             return None
         if os.name == "posix" and (found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022):
             self._warn(
                 "directory",
-                f"LOWBIT_AOT_DIR={self.directory}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it "
-                "must belong to this user or to root and nobody else may write there; kernels are compiled",
+                f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it must belong to this user or to root "
+                "and nobody else may write there",
+                "kernels are compiled",
             )
             return None
         return self.directory
+
+
+class Recording(Artefacts):
+    """A directory that is being made: what cannot be written there is an error, because nothing else was asked for."""
+
+    def _warn(self, kind: str, text: str, instead: str = "") -> None:
+        raise UsageError(f"{self.directory}: {text}; name another directory")
 
 
 _recorder: ObjectCache | None = None
@@ -193,14 +215,17 @@ def _artefacts(directory: str) -> Artefacts:
 def record_into(directory: Path) -> Iterator[None]:
     """Every kernel that is loaded or compiled meanwhile is written to a directory too (see LOWBIT_AOT_DIR above).
 
-    Kernels that this process has loaded before are not. Raises UsageError for a directory that cannot be made.
+    Kernels that this process has loaded before are not. Raises UsageError for a directory that cannot be made or
+    written, or that others may write to.
     """
     global _recorder
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory}: {error.strerror or error}; name a directory that can be written") from error
-    before, _recorder = _recorder, ObjectCache(directory)
+    recording = Recording(directory)
+    recording._usable()
+    before, _recorder = _recorder, recording
     try:
         yield
     finally:
