@@ -89,3 +89,16 @@ def test_bad_options(options: list[str], says: str, code: int, lowbit: Run) -> N
 def test_a_model_without_quantized_weights(model: str, lowbit: Run) -> None:
     done = lowbit("tune", model, "--device", "cpu")
     assert done.code == 1 and "no linear is quantized" in done.err
+
+
+def test_nothing_tuned_is_a_failure(lowbit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.tuner.tune import Report
+
+    def fail(problems: Any, **options: Any) -> Report:
+        return Report(
+            "X", False, failed=[({"n": 64, "k": 64, "m": 1, "format": "int4_g128"}, "no memory")], seconds={"all": 1.0}
+        )
+
+    monkeypatch.setattr("lowbit.tuner.tune.tune", fail)
+    done = lowbit("tune", "--shape", "64x64", "--device", "cpu", "--m", "1")
+    assert done.code == 1 and "nothing was tuned: no memory; try another shape" in done.err

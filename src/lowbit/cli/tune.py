@@ -50,6 +50,7 @@ def command(
     run meanwhile.
     """
     from lowbit.cli.console import progress
+    from lowbit.errors import LowbitError
     from lowbit.tuner.tune import tune
 
     problems = chosen_problems(model, shape, format, m, device, dtype, batch_invariant)
@@ -70,6 +71,8 @@ def command(
         show(*_text(report))
     if report.interrupted:
         raise KeyboardInterrupt
+    if report.failed and not report.results and not report.known:
+        raise LowbitError(f"nothing was tuned: {report.failed[0][1]}; try another shape, --m or --format")
 
 
 def chosen_problems(
