@@ -81,7 +81,7 @@ def build(plan: Plan, x_type: str, maxnreg: int) -> Binary:
     results = {"y_ptr": f"*{x_type}", "bias_ptr": f"*{x_type}", "partial_ptr": "*i32"}
     if isinstance(plan, LargePlan):
         y = {"y_desc": tile_type(x_type, [plan.BM, plan.BLOCKS * 64], 16)}
-        numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more", "grain")
+        numbers = ("m", "n", "k_tiles", "m_tiles", "tiles", "band", "striped", "base", "more")
         function = large_body.matmul
         rest = x | y | results | {"super_ptr": "*fp32", "lift_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
     elif isinstance(plan, DequantizePlan):

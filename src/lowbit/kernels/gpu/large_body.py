@@ -4,16 +4,13 @@ The operands are those of hopper_body.py, and:
 
     lift     fp32 [2]: what scales are multiplied by before they are rounded to x's type, and what sums are then
     y        like x [m, n]; its tensor map too where a row of it is a multiple of 16 bytes
-    partial  int32 [CTAs, slots, PARTS, rows, BM], every word EMPTY before and after
 
 What differs from the kernel for few tokens: weights are multiplied by their scales while they are decoded, so that a
 warpgroup has no registers of partial sums and its tile can be 128 rows by 128 tokens, or 64 by 256; PARTS warpgroups
 share the tokens of a tile, each with rows of its own; the next weights are decoded while the tensor cores work.
 
 Work. Tiles of y are numbered in bands of `band` tiles of rows. The first `striped` tiles are cut into equal runs of
-units, as in hopper_body.py; the others are whole, and CTA c takes every grid-th of them, from the c-th on. Runs are
-counted in grains: a unit, or with SLICED a slice of k. Each slice is then summed from nothing and the slices of a tile
-are added in their order, whoever summed them, so that a row's bits depend on the slices alone.
+units, as in hopper_body.py; the others are whole, and CTA c takes every grid-th of them, from the c-th on.
 """
 
 from __future__ import annotations
@@ -29,9 +26,40 @@ from lowbit.kernels.gpu.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from lowbit.kernels.gpu.large_sums import add_published, publish, run_of, store, wait_for_stores
-from lowbit.kernels.gpu.large_work import next_unit, part, parts_of, place
+from lowbit.kernels.gpu.large_sums import finish, wait_for_stores
 from lowbit.kernels.gpu.weights import acc_layout, weights
+
+
+@gluon.jit
+def _count(work):
+    """How many tiles a CTA has a part in: of the striped ones, and of the whole ones."""
+    start, end, k_tiles, striped, tiles, _, _, grid, pid = work
+    runs = gl.where(end > start, (end - 1) // k_tiles - start // k_tiles + 1, 0)
+    whole = (tiles - striped - pid + grid - 1) // grid
+    return runs, gl.maximum(whole, 0)
+
+
+@gluon.jit
+def _tile(i, runs, work):
+    """The i-th tile of a CTA and its part of the columns: striped ones from the last to the first, then whole ones."""
+    start, end, k_tiles, striped, _, _, _, grid, pid = work
+    run = (end - 1) // k_tiles - i
+    tile = gl.where(i < runs, run, striped + pid + (i - runs) * grid)
+    begin = gl.where(i < runs, gl.maximum(start - run * k_tiles, 0), 0)
+    stop = gl.where(i < runs, gl.minimum(end - run * k_tiles, k_tiles), k_tiles)
+    return tile, begin, stop
+
+
+@gluon.jit
+def _place(tile, work):
+    """Which tile of rows and which of tokens a tile is: bands of rows, inside a band rows first."""
+    _, _, _, _, tiles, m_tiles, band, _, _ = work
+    n_tiles = tiles // m_tiles
+    in_band = band * m_tiles
+    first = tile // in_band * band
+    rest = tile % in_band
+    height = gl.minimum(band, n_tiles - first)
+    return first + rest % height, rest // height
 
 
 @gluon.jit
@@ -56,27 +84,38 @@ def _fetch_tokens(operands, buffers, bar, stage, tokens, column, on, P: gl.const
 
 
 @gluon.jit
+def _next(i, row, tokens, column, stop, runs, work):
+    """The unit after one."""
+    column += 1
+    if column == stop:
+        i += 1
+        tile, column, stop = _tile(i, runs, work)
+        row, tokens = _place(tile, work)
+    return i, row, tokens, column, stop
+
+
+@gluon.jit
 def _produce(operands, buffers, sync, work, P: gl.constexpr):
     """One warp keeps STAGES units in flight."""
     full, empty = sync
     start, end, k_tiles, _, _, _, _, _, _ = work
     BYTES: gl.constexpr = P.STAGE_BYTES
-    runs, whole = parts_of(work)
+    runs, whole = _count(work)
     count = end - start + whole * k_tiles
-    tile, column, stop = part(0, runs, work)
-    row, tokens = place(tile, work)
+    tile, column, stop = _tile(0, runs, work)
+    row, tokens = _place(tile, work)
     i = 0
     for s in gl.static_range(P.STAGES):
         mbarrier.expect(full.index(s), BYTES, pred=s < count)
         _fetch_weights(operands, buffers, full.index(s), s, row, column, s < count, P)
-        i, row, tokens, column, stop = next_unit(i, row, tokens, column, stop, runs, work)
+        i, row, tokens, column, stop = _next(i, row, tokens, column, stop, runs, work)
     gdc_wait()  # x is the result of the kernel before this one
-    tile, column, stop = part(0, runs, work)
-    row, tokens = place(tile, work)
+    tile, column, stop = _tile(0, runs, work)
+    row, tokens = _place(tile, work)
     i = 0
     for s in gl.static_range(P.STAGES):
         _fetch_tokens(operands, buffers, full.index(s), s, tokens, column, s < count, P)
-        i, row, tokens, column, stop = next_unit(i, row, tokens, column, stop, runs, work)
+        i, row, tokens, column, stop = _next(i, row, tokens, column, stop, runs, work)
     stage = 0
     phase = 0
     for _ in range(P.STAGES, count):
@@ -85,7 +124,7 @@ def _produce(operands, buffers, sync, work, P: gl.constexpr):
         mbarrier.expect(bar, BYTES)
         _fetch_weights(operands, buffers, bar, stage, row, column, True, P)
         _fetch_tokens(operands, buffers, bar, stage, tokens, column, True, P)
-        i, row, tokens, column, stop = next_unit(i, row, tokens, column, stop, runs, work)
+        i, row, tokens, column, stop = _next(i, row, tokens, column, stop, runs, work)
         phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
         stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
 
@@ -112,79 +151,42 @@ def _decoded(buffers, stage, chunk: gl.constexpr, lift, part_of: gl.constexpr, a
 
 
 @gluon.jit
-def _multiply(acc, begin, stop, stage, phase, buffers, sync, lift, part_of: gl.constexpr, P: gl.constexpr):
-    """acc + the products of units [begin, stop) of a tile, decoded one step ahead; and the next stage and its phase."""
-    full, empty = sync
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout(True, P.WARPS, P.BM), k_width=2)
-    CHUNKS: gl.constexpr = P.BK // P.CHUNK
-    before = stage  # whose products are done
-    mbarrier.wait(full.index(stage), phase)
-    a = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
-    for unit in range(begin, stop):
-        now = stage
-        phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
-        stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
-        for c in gl.static_range(CHUNKS):
-            x_t = buffers[3].index(now).slice(c * P.CHUNK, P.CHUNK, 1).permute((1, 0))
-            acc = warpgroup_mma(a, x_t, acc, is_async=True)
-            if c == 0:  # its words are read too: they went into products that are done
-                mbarrier.arrive(empty.index(before), count=1, pred=unit > begin)
-            if c + 1 < CHUNKS:
-                ahead = _decoded(buffers, now, c + 1, lift, part_of, a_layout, P)
-            else:  # what is decoded after the last unit is not used
-                mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
-                ahead = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
-            acc, a = warpgroup_mma_wait(0, deps=(acc, a))
-            a = ahead
-        before = now
-    mbarrier.arrive(empty.index(before), count=1)
-    return acc, stage, phase
-
-
-@gluon.jit
 def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
-    """A partition: the sums of the rows that are its own, tile after tile."""
-    _, _, partial_ptr, _, lift_ptr, _, _, _, base, more, grain = pointers
+    """A partition: decode and multiply the rows that are its own, one step of decoding ahead of the tensor cores."""
+    lift_ptr = pointers[4]
+    full, empty = sync
     sums: gl.constexpr = acc_layout(True, P.WARPS, P.BM)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
+    CHUNKS: gl.constexpr = P.BK // P.CHUNK
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
     lift = gl.load(lift_ptr)
-    runs, whole = parts_of(work)
-    k_tiles = work[2]
-    pid = work[8]
+    runs, whole = _count(work)
     stage = 0
     phase = 0
     for i in range(runs + whole):
-        tile, begin, stop = part(i, runs, work)
-        row, tokens = place(tile, work)
-        y_tile = buffers[4].index(part_of)
+        tile, begin, stop = _tile(i, runs, work)
         acc = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
-        if P.SLICED:
-            cut = (begin > 0) | (stop < k_tiles)
-            slots = partial_ptr + run_of(tile * k_tiles + k_tiles - 1, base, more, grain) * (k_tiles // grain - 1) * (
-                P.PARTS * P.BLOCKS * 64 * P.BM
-            )
-            total = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
-            for first in range(begin, stop, grain):
-                acc = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
-                acc, stage, phase = _multiply(acc, first, first + grain, stage, phase, buffers, sync, lift, part_of, P)
-                if cut & (first + grain < k_tiles):
-                    publish(acc, slots, first // grain * P.PARTS + part_of, P)
-                else:
-                    if cut:
-                        total = add_published(total, slots, part_of, (k_tiles // grain - 1) * P.PARTS, P)
-                    total += acc
-            if stop == k_tiles:
-                store(total, pointers, y_tile, row, tokens, part_of, P)
-        else:
-            acc, stage, phase = _multiply(acc, begin, stop, stage, phase, buffers, sync, lift, part_of, P)
-            if stop < k_tiles:
-                publish(acc, partial_ptr, pid * P.PARTS + part_of, P)
-            else:
-                if begin > 0:
-                    first_run = run_of(tile * k_tiles, base, more, grain)
-                    acc = add_published(acc, partial_ptr, first_run * P.PARTS + part_of, pid * P.PARTS, P)
-                store(acc, pointers, y_tile, row, tokens, part_of, P)
+        mbarrier.wait(full.index(stage), phase)
+        a = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
+        for unit in range(begin, stop):
+            now = stage
+            phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
+            stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
+            for c in gl.static_range(CHUNKS):
+                x_t = buffers[3].index(now).slice(c * P.CHUNK, P.CHUNK, 1).permute((1, 0))
+                acc = warpgroup_mma(a, x_t, acc, is_async=True)
+                if c + 1 < CHUNKS:
+                    ahead = _decoded(buffers, now, c + 1, lift, part_of, a_layout, P)
+                else:  # what is decoded after the last unit of a tile is not used
+                    mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
+                    ahead = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
+                acc, a = warpgroup_mma_wait(0, deps=(acc, a))
+                a = ahead
+            fence_async_shared()  # loads that other warps have issued are over: hopper_body.py
+            mbarrier.arrive(empty.index(now), count=1)
+        row, tokens = _place(tile, work)
+        finish(acc, pointers, buffers[4].index(part_of), work, tile, row, tokens, stop, part_of, P)
     wait_for_stores(P)
 
 
@@ -199,7 +201,7 @@ def matmul(
     y_desc,  # [m, n] in boxes [BM, BLOCKS * 64]; unused unless BULK
     y_ptr,  # [m, n]
     bias_ptr,  # [n]; unused without bias
-    partial_ptr,  # int32 [CTAs, slots, PARTS, BLOCKS * 64, BM]
+    partial_ptr,  # int32 [CTAs, PARTS, BLOCKS * 64, BM]
     super_ptr,  # [1]; unused without super-scales
     lift_ptr,  # [2]
     m,
@@ -210,15 +212,14 @@ def matmul(
     band,
     striped,  # tiles that are cut into runs
     base,
-    more,  # every CTA has `base` grains of the striped tiles, the first `more` one more
-    grain,  # units that stay together: 1, or those of a slice
+    more,  # every CTA has `base` units of the striped tiles, the first `more` one more
     P: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     pid = gl.program_id(0)
     grid = gl.num_programs(0)
-    start = (pid * base + gl.minimum(pid, more)) * grain
-    end = start + (base + gl.where(pid < more, 1, 0)) * grain
+    start = pid * base + gl.minimum(pid, more)
+    end = start + base + gl.where(pid < more, 1, 0)
     w_descs = (w0_desc,)
     if len(P.PLANES) > 1:
         w_descs = w_descs + (w1_desc,)
@@ -242,7 +243,7 @@ def matmul(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=P.PARTS)
     fence_async_shared()
-    pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr, lift_ptr, y_desc, m, n, base, more, grain)
+    pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr, lift_ptr, y_desc, m, n, base, more)
     buffers = (w_tiles, s_tiles, z_tiles, x_tiles, y_tiles)
     operands = (w_descs, s_desc, z_desc, x_desc)
     sync = (full, empty)
@@ -256,7 +257,7 @@ def matmul(
             [1],
             [24],
         )
-    elif P.PARTS == 2:
+    else:
         gl.warp_specialize(
             [
                 (_consume, (pointers, buffers, sync, work, 0, P)),
@@ -265,16 +266,4 @@ def matmul(
             ],
             [P.WARPS, 1],
             [P.REGS, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (pointers, buffers, sync, work, 0, P)),
-                (_consume, (pointers, buffers, sync, work, 1, P)),
-                (_consume, (pointers, buffers, sync, work, 2, P)),
-                (_consume, (pointers, buffers, sync, work, 3, P)),
-                (_produce, (operands, buffers, sync, work, P)),
-            ],
-            [P.WARPS, P.WARPS, P.WARPS, 1],
-            [P.REGS, P.REGS, P.REGS, 24],
         )

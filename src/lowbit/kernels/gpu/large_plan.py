@@ -22,11 +22,6 @@ from lowbit.kernels.problem import KernelConfig
 from lowbit.packing.tiles import PLANES
 
 NAME = "hopper_large"
-SLICE = 512  # columns: a slice has a multiple of them
-MOST_SLICES = 8
-SLICED_ROWS = 128  # of a tile, and multiprocessors, for which slices are made
-MULTIPROCESSORS = 132
-WELL_USED = 0.94
 
 
 @dataclass(frozen=True, eq=True)
@@ -48,7 +43,6 @@ class LargeConfig(KernelConfig):
     band: int = 1
     ctas_per_sm: int = 1
     whole_tiles: bool = False  # no tile of y is shared between CTAs
-    sliced: bool = False  # k is summed in slices that depend on n and k alone: batch-invariant
 
     def __hash__(self) -> int:
         return self._hash
@@ -84,8 +78,6 @@ class LargePlan(Plan):
 
     PARTS: int = 1
     SIZE: int = 0  # columns that share a scale; 0 where a row has one
-    PIECE: int = 8  # lines of published sums read at a time
-    SLICED: bool = False
     BULK: bool = True  # results leave through shared memory, which needs rows of y of a multiple of 16 bytes
 
 
@@ -109,22 +101,7 @@ def large_plan(config: LargeConfig, format: WeightFormat, x_type: str, bias: boo
         "REGS": registers(config),
     }
     size = format.grouping.size if isinstance(format.grouping, Along) else 0
-    return LargePlan(
-        **values, PARTS=config.parts, SIZE=size, PIECE=8 if config.parts < 4 else 2, SLICED=config.sliced, BULK=bulk
-    )
-
-
-def slices(n: int, k: int) -> tuple[int, int]:
-    """How many slices k is summed in for batch invariance, and their columns: enough to occupy multiprocessors.
-
-    It depends on nothing else, not even on the device, because a row's bits depend on it.
-    """
-    tiles = -(-n // SLICED_ROWS)
-    counts = [count for count in range(1, MOST_SLICES + 1) if count == 1 or -(-k // count) >= SLICE]
-    used = {count: tiles * count / (-(-tiles * count // MULTIPROCESSORS) * MULTIPROCESSORS) for count in counts}
-    count = next((count for count in counts if used[count] >= WELL_USED), max(counts, key=lambda count: used[count]))
-    columns = -(-k // (count * SLICE)) * SLICE
-    return -(-k // columns), columns
+    return LargePlan(**values, PARTS=config.parts, SIZE=size, BULK=bulk)
 
 
 def registers(config: LargeConfig) -> int:
@@ -151,12 +128,10 @@ def illegal_config(config: LargeConfig, format: WeightFormat) -> str | None:  # 
     """Why a configuration cannot run a format, or None."""
     if config.block_m not in (8, 16, 32, 64, 128, 256):
         return f"block_m={config.block_m}: tokens come in tiles of 8, 16, 32, 64, 128 or 256"
-    if config.parts not in (1, 2, 4) or config.row_blocks not in (1, 2):
-        return f"parts={config.parts}, row_blocks={config.row_blocks}: there are 1, 2 or 4 parts of 1 or 2 blocks"
+    if config.parts not in (1, 2) or config.row_blocks not in (1, 2):
+        return f"parts={config.parts}, row_blocks={config.row_blocks}: there are 1 or 2 of each"
     if config.row_blocks * config.block_m > 256:
         return f"{config.row_blocks} blocks of 64 rows by {config.block_m} tokens: the sums need too many registers"
-    if config.sliced and (config.row_blocks * config.block_m > 128 or config.parts > 2 or SLICE % config.block_k):
-        return f"{config}: with slices of k there are at most 2 parts of 64 x 128 or 128 x 64 sums, and whole units"
     if config.block_k % 64 or config.block_k // 16 * PLANES[format.bits][0] > 256:
         return f"block_k={config.block_k}: a multiple of 64, and a box has 256 lines"
     if PLANES[format.bits][-1] == 1 and config.block_k % 128:

@@ -1,7 +1,7 @@
 """The end of a tile of y in the kernel for many tokens: partial sums published, or added up, and results stored.
 
-A slot is what one partition of one CTA publishes: sums.py. It is read in pieces of P.PIECE lines of 16 bytes of every
-thread, because the sums themselves may take half of the registers.
+A slot is what one partition of one CTA publishes: sums.py. It is read in pieces, because the sums themselves may
+take half of the registers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from lowbit.kernels.gpu.compat import copy_from_shared, fence_async_shared, gl, gluon, store_wait
 from lowbit.kernels.gpu.sums import awaited, from_slot, slot_layout, slot_places, to_slot
 from lowbit.kernels.gpu.weights import acc_layout
+
+PIECE = gl.constexpr(8)  # lines of 16 bytes of every thread that are read at a time
 
 
 @gluon.jit
@@ -33,7 +35,7 @@ def _whole(first, second, P: gl.constexpr):
 @gluon.jit
 def _add_slot(total, slot, FIRST: gl.constexpr, P: gl.constexpr):
     """total [lines, threads, 4] + lines FIRST and up of a slot, which are empty then."""
-    if total.shape[0] > P.PIECE:
+    if total.shape[0] > PIECE:
         first, second = _halves(total, P)
         first = _add_slot(first, slot, FIRST, P)
         second = _add_slot(second, slot, FIRST + total.shape[0] // 2, P)
@@ -52,54 +54,56 @@ def _add_slot(total, slot, FIRST: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def run_of(unit, base, more, grain):
-    """The CTA whose run holds a unit of a striped tile."""
-    long_runs = more * (base + 1) * grain
-    short = gl.maximum(base, 1) * grain
-    return gl.where(unit < long_runs, unit // ((base + 1) * grain), more + (unit - long_runs) // short)
-
-
-@gluon.jit
-def publish(acc, slots, number, P: gl.constexpr):
-    """Sums into a slot."""
-    places, _last = slot_places(P)
-    bits = to_slot(acc, P).to(gl.int32, bitcast=True)
-    target = slots + number * (P.BLOCKS * 64 * P.BM) + places
-    gl.store(target, gl.where(bits == P.EMPTY, 0x7FFFFFFF, bits))
-
-
-@gluon.jit
-def add_published(acc, slots, first, end, P: gl.constexpr):
-    """acc + every PARTS-th slot from `first` up to before `end`, in this order; the slots are empty then."""
-    total = to_slot(acc, P)
-    for number in range(first, end, P.PARTS):
-        total = _add_slot(total, slots + number * (P.BLOCKS * 64 * P.BM), 0, P)
-    return from_slot(total, P)
-
-
-@gluon.jit
-def store(acc, pointers, y_tile, row, tokens, part_of: gl.constexpr, P: gl.constexpr):
-    """The sums of a tile of y, finished, to memory."""
-    y_ptr, bias_ptr, _, super_ptr, lift_ptr, y_desc, m, n, _, _, _ = pointers
+def finish(
+    acc,
+    pointers,
+    y_tile,
+    work,
+    tile,
+    row,
+    tokens,
+    stop,
+    part_of: gl.constexpr,
+    P: gl.constexpr,
+):
+    """Publish the partial sums of a tile that another CTA owns; or add what others published, and store y."""
+    y_ptr, bias_ptr, partial_ptr, super_ptr, lift_ptr, y_desc, m, n, base, more = pointers
+    _, _, k_tiles, striped, _, _, _, _, pid = work
+    SLOT: gl.constexpr = P.BLOCKS * 64 * P.BM
     sums: gl.constexpr = acc_layout(True, P.WARPS, P.BM)
-    acc *= gl.load(lift_ptr + 1) * P.FACTOR
-    if P.SUPER == "multiplies":
-        acc *= gl.load(super_ptr)
-    elif P.SUPER == "divides":
-        acc /= gl.load(super_ptr)
-    n_first = (row * P.PARTS + part_of) * (P.BLOCKS * 64)
-    n_at = n_first + gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
-    if P.BIAS:
-        acc += gl.load(bias_ptr + n_at, mask=n_at < n, other=0.0).to(gl.float32)[:, None]
-    if P.BULK:
-        store_wait(pendings=0)  # of the tile before
-        y_tile.permute((1, 0)).store(acc.to(y_ptr.dtype.element_ty))
-        fence_async_shared()
-        copy_from_shared(y_desc, [tokens * P.BM, n_first], y_tile)
+    if stop < k_tiles:
+        places, _last = slot_places(P)
+        bits = to_slot(acc, P).to(gl.int32, bitcast=True)
+        slot = partial_ptr + (pid * P.PARTS + part_of) * SLOT
+        gl.store(slot + places, gl.where(bits == P.EMPTY, 0x7FFFFFFF, bits))
     else:
-        m_at = tokens * P.BM + gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
-        y_at = y_ptr + m_at[None, :].to(gl.int64) * n + n_at[:, None]
-        gl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=(m_at < m)[None, :] & (n_at < n)[:, None])
+        if tile < striped:
+            unit = tile * k_tiles  # the CTA whose run holds the tile's first unit
+            long_runs = more * (base + 1)
+            first = gl.where(unit < long_runs, unit // (base + 1), more + (unit - long_runs) // gl.maximum(base, 1))
+            if first < pid:
+                total = to_slot(acc, P)
+                for other in range(first, pid):
+                    total = _add_slot(total, partial_ptr + (other * P.PARTS + part_of) * SLOT, 0, P)
+                acc = from_slot(total, P)
+        acc *= gl.load(lift_ptr + 1) * P.FACTOR
+        if P.SUPER == "multiplies":
+            acc *= gl.load(super_ptr)
+        elif P.SUPER == "divides":
+            acc /= gl.load(super_ptr)
+        n_first = (row * P.PARTS + part_of) * (P.BLOCKS * 64)
+        n_at = n_first + gl.arange(0, P.BLOCKS * 64, layout=gl.SliceLayout(1, sums))
+        if P.BIAS:
+            acc += gl.load(bias_ptr + n_at, mask=n_at < n, other=0.0).to(gl.float32)[:, None]
+        if P.BULK:
+            store_wait(pendings=0)  # of the tile before
+            y_tile.permute((1, 0)).store(acc.to(y_ptr.dtype.element_ty))
+            fence_async_shared()
+            copy_from_shared(y_desc, [tokens * P.BM, n_first], y_tile)
+        else:
+            m_at = tokens * P.BM + gl.arange(0, P.BM, layout=gl.SliceLayout(0, sums))
+            y_at = y_ptr + m_at[None, :].to(gl.int64) * n + n_at[:, None]
+            gl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=(m_at < m)[None, :] & (n_at < n)[:, None])
 
 
 @gluon.jit
