@@ -1,15 +1,12 @@
 """The fastest configurations of the Hopper kernel for many tokens, beside cuBLAS in the same run.
 
     python benchmarks/large_tune.py --m 64,128,256,1024,4096 --shapes 8192x28672,28672x4096
-    python benchmarks/large_tune.py --invariant --m 1,8,16,32,64,128,256 --name large_invariant
 
 Kernels are compiled by all cores first. Every result is compared with float32 before it is timed, and the last of the
 timed ones with the first. A GPU that computes for long slows down, so all configurations and cuBLAS take turns, several
 times; a row has the median of its turns. Each shape is measured in a process of its own: one that says nothing for a
 while hangs, is ended, and starts again without the configuration it was at. Times are those of matmul.py: CUDA graphs
 over copies of the weight. All go into the record; the table printed has the best of each case.
-
---invariant: configurations that serve batch_invariant=True, beside what runs without it.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import argparse
 import multiprocessing
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,40 +28,29 @@ from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.dequantize_plan import NAME as DEQUANTIZE
 from lowbit.kernels.gpu.dequantize_plan import DequantizeConfig
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted, illegal_config
-from lowbit.tuner.spaces.large import KERNELS
+from lowbit.kernels.gpu.large_plan import NAME
+from lowbit.kernels.gpu.large_proven import TILES, config_of
 from matmul import READ_TBS, SHAPES, TFLOPS, copies_of, dense, floor_us, launch_us, random_weight
 from record import save
 
 SILENCE_SECONDS = 40.0  # of a measuring process, from where on it hangs; the first message takes longest
 MANY = 512  # tokens: from here on fewer copies of the weight, since few come from the L2, and dequantizing too
 COPIES_OF_MANY = 4
-INVARIANT = [
-    (8, 256, 2, 1, 64, 1, 168), (8, 512, 2, 1, 64, 1, 168), (8, 256, 2, 1, 64, 2, 80), (8, 512, 1, 1, 64, 2, 128),
-    (8, 256, 1, 1, 64, 3, 80), (16, 256, 2, 1, 64, 1, 168), (16, 512, 2, 1, 64, 1, 168), (16, 256, 2, 1, 64, 2, 80),
-    (32, 256, 2, 1, 64, 1, 168), (32, 256, 2, 1, 64, 2, 80), (64, 128, 2, 1, 64, 1, 168), (64, 256, 2, 1, 64, 1, 168),
-    (64, 128, 2, 1, 64, 2, 80), (128, 128, 2, 1, 64, 1, 168), (128, 64, 2, 1, 64, 1, 168),
-]  # fmt: skip
 
 
-def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype, invariant: bool) -> list[KernelConfig]:
-    """What runs now without batch_invariant, first; then what the family takes, and the kernels above that suit m."""
+def candidates(m: int, n: int, k: int, name: str, dtype: torch.dtype) -> list[KernelConfig]:
+    """What runs now, first; then what the family takes, and the tiles that suit m."""
     problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
     family = get_family(NAME)
-    found = [choose(problem, "hopper" if m <= 64 else NAME).config]
-    found.append(family.default(replace(problem, batch_invariant=invariant)))
-    if m >= MANY and not invariant:
+    found = [choose(problem, "hopper" if m <= 64 else NAME).config, family.default(problem)]
+    if m >= MANY:
         found.append(DequantizeConfig(DEQUANTIZE))
-    suited = next((size for size in (8, 16, 32, 64) if m <= size), 128)
-    for block_m, block_k, parts, row_blocks, chunk, ctas, registers in INVARIANT if invariant else KERNELS:
-        fitting_m = block_m in (suited, 64) if invariant else block_m // 2 < m and (m <= 256 or block_m >= 128)
-        if not fitting_m or (invariant and m > block_m < 64):
+    for tile in TILES:
+        if not (tile[0] // 2 < m and (m <= 256 or tile[0] >= 128)):
             continue
-        m_tiles = -(-m // block_m)
-        for band in (1,) if m_tiles <= 4 else (16, 32):
-            config = LargeConfig(NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band)
-            config = fitted(replace(config, ctas_per_sm=ctas, sliced=invariant), parse_format(name))
-            if illegal_config(config, parse_format(name)) is None:
+        for band in (1,) if -(-m // tile[0]) <= 4 else (8, 16, 32):
+            config = config_of(tile, band)
+            if family.legal(config, problem) is None:
                 found.append(config)
     return list(dict.fromkeys(found))
 
@@ -86,7 +72,7 @@ def measured(
         for _ in range(options.turns):
             us = launch_us(lambda x=x, c=count: [torch.mm(x, w.t()) for w in wide[:c]] and None, count, replays)
             yield m, "cublas", {**shared, "config": "cublas", "us": us}
-            for config in candidates(m, n, k, name, dtype, options.invariant):
+            for config in candidates(m, n, k, name, dtype):
                 if (m, str(config)) in skip:
                     continue
                 yield m, str(config), None
@@ -194,7 +180,7 @@ def print_table(rows: list[dict[str, Any]], most: int) -> None:
             tile = " ".join(f"{name} {v[name]}" for name in names if name in v)
             print(
                 f"{n} x {k} m {m}: {us:.1f} us, {floor / us:.0%} of floor, {us / cublas:.2f} x cuBLAS, "
-                f"{2e-6 * m * n * k / us:.0f} TFLOP/s: {v['family']} {tile}{' sliced' if v.get('sliced') else ''}"
+                f"{2e-6 * m * n * k / us:.0f} TFLOP/s: {v['family']} {tile}"
             )
 
 
@@ -204,7 +190,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--m", default="64,128,256,1024,4096")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
-    parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--best", type=int, default=3, help="rows printed for a case")
     parser.add_argument("--name", default="large_tune", help="of the record")
@@ -214,10 +199,7 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     x_type = {"float16": "fp16", "bfloat16": "bf16"}[options.dtype]
     configs: list[Any] = [
-        config
-        for n, k in shapes
-        for m in options.tokens
-        for config in candidates(m, n, k, options.format, dtype, options.invariant)
+        config for n, k in shapes for m in options.tokens for config in candidates(m, n, k, options.format, dtype)
     ]
     compile_all((config, options.format, x_type) for config in configs if isinstance(config, Config))
     rows: list[dict[str, Any]] = []

@@ -100,6 +100,7 @@ INSTRUCTIONS: dict[str, Callable[..., Register]] = {
     "prmt.b32": _prmt,
     "sub.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a - b),
     "fma.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b, c: a * b + c),
+    "sub.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a - b),
     "mul.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b: a * b),
     "fma.rn.bf16x2": _pairwise(bf16_numbers, bf16_bits, lambda a, b, c: a * b + c),
     "mul.rn.f16x2": _pairwise(fp16_numbers, fp16_bits, lambda a, b: a * b),

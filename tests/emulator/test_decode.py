@@ -11,7 +11,7 @@ import torch
 
 from lowbit.formats import parse_format
 from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
-from lowbit.kernels.gpu.decode import OUTPUTS, decode_of, times_scales
+from lowbit.kernels.gpu.decode import OUTPUTS, decode_of, subtracting, times_scales
 from lowbit.kernels.gpu.decode.tables import table_numbers
 from lowbit.packing import FRAGMENT
 from lowbit.packing.tiles import PLANES
@@ -60,7 +60,7 @@ def _decoded(
     """
     decode = decode_of(element, x_type, zero is not None, scale is not None, capability)
     if times is not None:
-        decode = times_scales(decode, x_type)
+        decode = times_scales(subtracting(decode), x_type)
     inputs = _operands(FRAGMENT.pack(codes, element.bits).numpy().view(np.uint32)[0], element.bits, decode.raised)
     out = np.full((64, 64), np.nan)
     tile, lane, j1 = np.meshgrid(np.arange(4), np.arange(32), np.arange(2), indexing="ij")

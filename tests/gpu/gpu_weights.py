@@ -24,6 +24,7 @@ from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.heuristic import choose_config
 from lowbit.kernels.gpu.large_heuristic import choose_config as choose_large
 from lowbit.kernels.gpu.large_plan import LargeConfig, fitted
+from lowbit.kernels.gpu.large_proven import TILES, config_of
 from lowbit.kernels.gpu.plan import TileConfig
 from lowbit.kernels.gpu.portable_heuristic import choose_config as choose_portable
 from lowbit.kernels.gpu.portable_plan import CHIPS
@@ -47,7 +48,6 @@ LEVELS_AND_ZEROS = [
 PLANES_AND_TABLES += LEVELS_AND_ZEROS
 FORMATS += PLANES_AND_TABLES
 ONE_LEVEL = [name for name in FORMATS if illegal_one_level(parse_format(name)) is None]  # with many tokens too
-INVARIANT = ["int4_g128", "int3_g32_asym", "int8_channel_asym", "nf4_g64", "mxfp4", "nvfp4"]  # asked to be so
 Case = tuple[TileConfig | LargeConfig, str, str, bool]  # configuration, format, type of x, whether there is a bias
 Job = tuple[TileConfig | LargeConfig, str, str, bool, int]  # and the compute capability
 TOKENS = {"hopper": (8, 16, 32, 64), "portable": (8, 16, 32, 64, 128)}  # of tiles
@@ -84,21 +84,14 @@ def large_jobs() -> list[Case]:
     """Kernels for many tokens that the tests launch."""
     half = torch.float16
 
-    def config(name: str, m: int, *, invariant: bool = False) -> LargeConfig:
-        weight_format = parse_format(name)
-        problem = Problem(m, 4096, 4096, weight_format, "fragment", half, half, "cuda", batch_invariant=invariant)
-        return choose_large(problem)
+    def config(name: str, m: int, dtype: torch.dtype = half) -> LargeConfig:
+        return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", dtype, dtype, "cuda"))
 
     jobs: list[Case] = [(config(name, 65), name, "fp16", False) for name in ONE_LEVEL]
-    jobs += [
-        (config(name, m, invariant=True), name, x, False)
-        for name, x in [*((name, "fp16") for name in INVARIANT), ("int4_g128", "bf16")]
-        for m in (8, 16, 32, 64, 65)
-    ]
-    jobs += [
-        (config(name, m), name, x, False) for name in SEVERAL_TILES for m in (1, 65, 200) for x in ("fp16", "bf16")
-    ]
-    jobs += [(config("int4_g128", m), "int4_g128", "fp16", True) for m in (65, 200)]
+    for x_type, dtype in (("fp16", half), ("bf16", torch.bfloat16)):
+        jobs += [(config(name, m, dtype), name, x_type, False) for name in SEVERAL_TILES for m in (1, 65, 200, 300)]
+    jobs += [(config("int4_g128", m), "int4_g128", "fp16", True) for m in (65, 200, 300)]
+    jobs += [(config_of(tile), "int4_g128", "fp16", False) for tile in TILES]
     for block_m, row_blocks in ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1), (256, 1)):
         tile = replace(config("int4_g128", 65), block_m=block_m, row_blocks=row_blocks, stages=8)
         jobs.append((fitted(tile, parse_format("int4_g128")), "int4_g128", "fp16", False))

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_weights import INVARIANT, ODD_SIZE, ONE_LEVEL, check_chain_in_graph, check_twice_torch, random_quantized
+from gpu_weights import ODD_SIZE, ONE_LEVEL, check_chain_in_graph, check_twice_torch, random_quantized
 
 import lowbit
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu import workspace
 from lowbit.kernels.gpu.large_plan import NAME, fitted, illegal_config
+from lowbit.kernels.gpu.large_proven import TILES, config_of
 from lowbit.packing import pack_as
 
 TOKENS = (1, 64, 65, 127, 128, 129, 200, 256, 257, 1000, 4096)
@@ -39,6 +40,16 @@ def test_every_format(name: str) -> None:
         for m in (65, 300):
             x = torch.randn(m, k, device="cuda").half()
             check_twice_torch(lowbit.matmul(x, weight, backend=NAME), x, q)
+    assert workspace.is_empty()
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_tile_that_is_served(tile: tuple[int, ...], whole: bool) -> None:
+    q = random_quantized(1000, 4096, "int4_g128")
+    weight = pack_as(q, "fragment")
+    x = torch.randn(300, 4096, device="cuda").half()
+    check_twice_torch(get_family(NAME).run(replace(config_of(tile, 8), whole_tiles=whole), x, weight, None), x, q)
     assert workspace.is_empty()
 
 
@@ -111,27 +122,3 @@ def test_not_finite_x_gives_not_finite_y() -> None:
     y = lowbit.matmul(x, weight, backend=NAME)
     assert not torch.isfinite(y[101]).any()
     assert torch.isfinite(y[[0, 2, 129]]).all()
-
-
-@pytest.mark.parametrize("name,dtype", [*((name, torch.float16) for name in INVARIANT), ("int4_g128", torch.bfloat16)])
-def test_rows_do_not_depend_on_the_batch_when_asked(name: str, dtype: torch.dtype) -> None:
-    n, k = 1440, 4096
-    weight = pack_as(random_quantized(n, k, name), "fragment")
-    x = torch.randn(300, k, device="cuda").to(dtype)
-    whole = lowbit.matmul(x, weight, batch_invariant=True, backend=NAME)
-    check_twice_torch(whole, x, random_quantized(n, k, name))
-    for m in range(1, 300):
-        first = (300 - m) * 7 % (301 - m)
-        y = lowbit.matmul(x[first : first + m], weight, batch_invariant=True, backend=NAME)
-        assert torch.equal(y, whole[first : first + m]), m
-    assert workspace.is_empty()
-
-
-@pytest.mark.parametrize("n,k", [(4096, 14336), (28672, 1024), (517, 333)])
-def test_slices_of_any_size_give_the_same_bits(n: int, k: int) -> None:
-    weight = pack_as(random_quantized(n, k, "int4_g128"), "fragment")
-    x = torch.randn(1000, k, device="cuda").half()
-    whole = lowbit.matmul(x, weight, batch_invariant=True, backend=NAME)
-    for m in (1, 8, 13, 64, 127, 128, 129, 256, 700):
-        assert torch.equal(lowbit.matmul(x[:m], weight, batch_invariant=True, backend=NAME), whole[:m]), m
-    assert workspace.is_empty()

@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lowbit.dispatch.choose import choose
+from lowbit.dispatch.tuned import SHIPPED, assumed_gpu
 from lowbit.formats import parse_format, quantize
+from lowbit.hardware import Gpu
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.large import lift_of, shared_out
 from lowbit.kernels.gpu.large_heuristic import choose_config
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
+from lowbit.kernels.gpu.large_proven import NAMES, TILES, config_of, tile_of
 from lowbit.packing import pack_as
 
+H200 = Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)
 SERVED = [
     "int1_g32_asym", "int2_g256", "int3_g128", "int4_g128", "int4_g64_asym", "int5_channel", "int6_g32", "int7_g64",
     "int8_channel_asym", "int8_g128_sfp32", "ternary_g64", "nf4_g64", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4",
@@ -38,12 +43,12 @@ def test_the_rule_is_legal_for_every_served_problem(name: str) -> None:
     [
         ({"block_m": 96}, "tokens come in tiles of 8, 16, 32, 64, 128 or 256"),
         ({"block_m": 256}, "2 blocks of 64 rows by 256 tokens: the sums need too many registers"),
-        ({"parts": 3}, "there are 1, 2 or 4 parts of 1 or 2 blocks"),
+        ({"parts": 3}, "there are 1 or 2 of each"),
         ({"block_k": 96}, "a multiple of 64, and a box has 256 lines"),
         ({"stages": 9}, "bytes of shared memory: a CTA has 232448; take fewer stages"),
         ({"block_k": 192}, "whole groups of 128, or a part of one"),
         ({"maxnreg": 176}, "a multiprocessor has 65536"),
-        ({"sliced": True, "row_blocks": 2}, "at most 2 parts of 64 x 128 or 128 x 64 sums"),
+        ({"parts": 4, "row_blocks": 1}, "there are 1 or 2 of each"),
         ({"chunk": 16}, "32, 64 or 128 columns are decoded at a time"),
     ],
 )
@@ -84,28 +89,59 @@ def test_lifted_scales_neither_overflow_nor_vanish(name: str, size: float) -> No
     assert lift_of(weight, "bf16", factor).tolist() == [1.0, 1.0]
 
 
-def test_slices_depend_on_the_weight_alone() -> None:
-    assert slices(8192, 28672) == (2, 14336)
-    assert slices(28672, 4096) == (4, 1024)
-    assert slices(4096, 4096) == (4, 1024)
-    assert slices(4096, 300) == (1, 512)
-    for n, k in ((1, 8), (517, 7392), (6144, 4096), (32001, 1440), (14336, 4096)):
-        count, columns = slices(n, k)
-        assert 1 <= count <= 8
-        assert columns % 512 == 0
-        assert (count - 1) * columns < k <= count * columns
+def _h200_says(config: LargeConfig | None, problem: Problem) -> str | None:
+    with assumed_gpu(H200):
+        return get_family(NAME).legal(config, problem)
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_every_number_of_tokens_has_slices_where_rows_must_not_depend_on_it(name: str) -> None:
-    family = get_family(NAME)
-    for m in (1, 9, 64, 65, 300, 5000):
-        problem = replace(_problem(name, m), batch_invariant=True)
-        config = family.default(problem)
-        assert isinstance(config, LargeConfig)
-        assert config.sliced
-        assert illegal_config(config, problem.format) is None
-        assert family.slower(problem) == family.slower(_problem(name, 65))  # whatever m is
+@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
+def test_only_what_a_card_has_run_is_served(x_type: str) -> None:
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[x_type]
+    for name in [*NAMES["fp16"], *SERVED]:
+        problem = replace(_problem(name, 200), x_dtype=dtype, y_dtype=dtype)
+        reason = _h200_says(None, problem)
+        if name in NAMES[x_type]:
+            assert reason is None
+            own = choose_config(problem)
+            assert _h200_says(own, problem) is None
+            assert _h200_says(replace(own, whole_tiles=True, band=4), problem) is None
+            assert "no card has run this tile" in str(_h200_says(replace(own, stages=2, chunk=32), problem))
+        else:
+            assert reason is not None
+            assert "no card has run the kernel for many tokens with it" in reason
+
+
+def test_other_formats_and_tiles_are_served_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_GPU_FORMATS", "untested")
+    problem = _problem("mxfp4", 200)
+    assert _h200_says(None, problem) is None
+    assert _h200_says(replace(choose_config(problem), stages=2, chunk=32), problem) is None
+
+
+def test_rows_that_must_not_depend_on_the_batch_are_left_to_other_kernels() -> None:
+    problem = replace(_problem("int4_g128", 300), batch_invariant=True)
+    assert "batch_invariant" in str(_h200_says(None, problem))
+    with assumed_gpu(H200):
+        assert choose(problem).family.name == "hopper"
+
+
+@pytest.mark.parametrize("m,tokens,band", [(65, 128, 1), (128, 128, 1), (256, 256, 1), (1024, 256, 8), (4096, 256, 32)])
+def test_auto_takes_it_for_many_tokens_with_the_tile_that_was_measured(m: int, tokens: int, band: int) -> None:
+    for n, k in ((4096, 4096), (8192, 28672), (28672, 4096)):
+        with assumed_gpu(H200):
+            found = choose(_problem("int4_g128", m, n, k))
+        assert found.family.name == NAME
+        assert isinstance(found.config, LargeConfig)
+        assert (found.config.block_m, found.config.band) == (tokens, band)
+        assert (found.origin == SHIPPED) == (n != 4096 and m != 65)
+    with assumed_gpu(H200):
+        assert choose(_problem("int3_g128", m)).family.name == "hopper"
+
+
+def test_tiles_that_ran_are_legal() -> None:
+    for tile in TILES:
+        assert tile_of(config_of(tile)) == tile
+        assert illegal_config(config_of(tile), parse_format("int4_g128")) is None
 
 
 def test_scales_of_nothing_are_left_alone() -> None:

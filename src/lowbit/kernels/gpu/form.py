@@ -84,9 +84,14 @@ def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     return None
 
 
+def takes_untested() -> bool:
+    """Whether the user, or a test on a card, asks for what no card has run yet."""
+    return os.environ.get("LOWBIT_GPU_FORMATS") == "untested"
+
+
 def unproven_format(format: WeightFormat) -> str | None:  # noqa: A002
     """Why a legal format is served on request only: no card has run its kernel as it is. None for all others."""
-    if super_columns(kernel_form(format)) is None or os.environ.get("LOWBIT_GPU_FORMATS") == "untested":
+    if super_columns(kernel_form(format)) is None or takes_untested():
         return None
     return (
         f"{format}: its kernel for super-scales of rows was corrected after a card had run it, and has not run since; "

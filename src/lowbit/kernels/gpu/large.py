@@ -19,14 +19,14 @@ from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.large_heuristic import choose_config
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan, slices
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
+from lowbit.kernels.gpu.large_proven import unproven_problem, unproven_tile
 from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.gpu.workspace import workspace
 from lowbit.kernels.problem import KernelConfig, Problem
 from lowbit.packing import PackedWeight
 
-CARD_RAN = False  # tests/gpu/test_matmul_large.py has passed with this source: then "auto" takes it
 FEWEST_TOKENS = 65  # from where "auto" takes it
 TABLE_TOKENS = (64, 96, 128, 192, 256, 512, 1024, 4096)  # a shipped row serves what is nearest below it
 _WASTE = 1.05  # of the multiprocessors, up to where tiles stay whole or are cut into equal parts
@@ -79,7 +79,7 @@ class Prepared:
         function = driver.load_function(binary.cubin, binary.name, binary.smem_bytes, self.device)
         maps, slots = map_slots((*(3,) * len(plan.PLANES), 4, 4, 2, 2))
         self._at = len(slots)
-        slots += [8] * 5 + [4] * 10 + [8] * 2
+        slots += [8] * 5 + [4] * 9 + [8] * 2
         self._launch = driver.Launch(function, slots, binary.threads, binary.smem_bytes)
         self._lock = Lock()
         self._x, self._y = (TensorMaps([self._launch.addresses[maps[i]]], [binary.maps[i]]) for i in (-2, -1))
@@ -111,19 +111,14 @@ class Prepared:
         """How m tokens are shared out: CTAs, words of workspace, and the kernel's last arguments."""
         config = self.config
         k_tiles = -(-self.k // config.block_k)
-        grain, slots = 1, 1
-        if config.sliced:
-            count, columns = slices(self.n, self.k)
-            grain, slots = columns // config.block_k, count - 1
-            k_tiles = count * grain
         m_tiles = -(-m // config.block_m)
         n_tiles = -(-self.n // config.rows)
         tiles = n_tiles * m_tiles
         most = config.ctas_per_sm * multiprocessors(self.device)
-        ctas, striped = shared_out(config, tiles, k_tiles // grain, most)
-        base, more = divmod(striped * k_tiles // grain, ctas)
-        words = ctas * slots * config.rows * config.block_m if striped else 0
-        numbers = (m, self.n, k_tiles, m_tiles, tiles, min(config.band, n_tiles), striped, base, more, grain)
+        ctas, striped = shared_out(config, tiles, k_tiles, most)
+        base, more = divmod(striped * k_tiles, ctas)
+        words = ctas * config.rows * config.block_m if striped else 0
+        numbers = (m, self.n, k_tiles, m_tiles, tiles, min(config.band, n_tiles), striped, base, more)
         return ctas, words, (self._super, self._lift.data_ptr(), *numbers)
 
 
@@ -135,16 +130,19 @@ class Large(FragmentFamily):
     def illegal_format(self, format: WeightFormat) -> str | None:  # noqa: A002 - the field's word
         return illegal_one_level(format)
 
+    def illegal_weight(self, problem: Problem) -> str | None:
+        if reason := super().illegal_weight(problem):
+            return reason
+        if problem.batch_invariant:
+            return "batch_invariant: a tile's place in the grid decides how its columns are cut"
+        return unproven_problem(problem) if problem.x_dtype in X_TYPES else None
+
     def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
         assert isinstance(config, LargeConfig)
-        if problem.batch_invariant and not config.sliced:
-            return "batch_invariant with k in one sum, or cut where multiprocessors end: it needs sliced=True"
-        return illegal_config(config, problem.format)
+        return illegal_config(config, problem.format) or unproven_tile(config, problem)
 
     def slower(self, problem: Problem) -> str | None:
-        if problem.m < FEWEST_TOKENS and not problem.batch_invariant:
-            return f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on"
-        return None if CARD_RAN else "no card has run it as it is now: backend='hopper_large' takes it"
+        return f"m={problem.m}: it is faster from {FEWEST_TOKENS} tokens on" if problem.m < FEWEST_TOKENS else None
 
     def default(self, problem: Problem) -> LargeConfig:
         return choose_config(problem)

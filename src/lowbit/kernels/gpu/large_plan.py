@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from lowbit.formats import WeightFormat
 from lowbit.formats.grouping import Along
-from lowbit.kernels.gpu.decode import Decode, decode_of, times_scales
+from lowbit.kernels.gpu.decode import Decode, decode_of, subtracting, times_scales
 from lowbit.kernels.gpu.plan import NAME as HOPPER
 from lowbit.kernels.gpu.plan import (
     REGISTERS,
@@ -84,7 +84,7 @@ class LargePlan(Plan):
 def decode_for(format: WeightFormat, x_type: str, zero: bool) -> Decode:  # noqa: A002
     """Codes to numbers times their scales."""
     inside = isinstance(format.grouping, Along) and format.grouping.size == 16
-    decode = decode_of(format.element, x_type, zero, inside)
+    decode = subtracting(decode_of(format.element, x_type, zero, inside))
     return decode if inside else times_scales(decode, x_type)
 
 

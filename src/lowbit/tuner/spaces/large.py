@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowbit.hardware import RATES, gpu
-from lowbit.kernels import KernelConfig, Problem, get_family
-from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted, illegal_config, large_plan
+from lowbit.kernels import KernelConfig, Problem
+from lowbit.kernels.gpu.large import FAMILY
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, large_plan
+from lowbit.kernels.gpu.large_proven import TILES, config_of, tested, tile_of
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
 FEWEST_TOKENS = 33
-# block_m, block_k, parts, row blocks, chunk, CTAs of a multiprocessor, registers at launch
-KERNELS = [
-    (64, 128, 4, 1, 64, 1, 96), (64, 128, 4, 1, 128, 1, 96), (64, 64, 4, 1, 64, 1, 96), (64, 256, 2, 1, 64, 1, 168),
-    (128, 128, 4, 1, 64, 1, 96), (128, 64, 4, 1, 64, 1, 96), (128, 128, 2, 1, 64, 1, 168),
-    (128, 128, 2, 2, 64, 1, 168), (256, 64, 2, 1, 64, 1, 168), (256, 128, 2, 1, 32, 1, 168),
-]  # fmt: skip
 START_US, SUMS_US = 3.0, 2.0
 REACHED = 0.8  # of the tensor cores' rate, by the best tiles
 
@@ -27,22 +23,18 @@ class LargeSpace(Space):
     family = NAME
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:
-        own = get_family(NAME).default(problem)
-        if problem.batch_invariant:
-            return [own]  # any other might add in another order
+        own = FAMILY.default(problem)
         if problem.m < FEWEST_TOKENS:
             return []
         found: list[KernelConfig] = [own]
-        for block_m, block_k, parts, row_blocks, chunk, ctas, registers in KERNELS:
-            if not (block_m // 2 < problem.m and (problem.m <= 256 or block_m >= 128)):
+        for tile in (tile_of(tested(problem.format)), *TILES):
+            tokens = tile[0]
+            if not (tokens // 2 < problem.m and (problem.m <= 256 or tokens >= 128)):
                 continue
-            m_tiles = -(-problem.m // block_m)
+            m_tiles = -(-problem.m // tokens)
             for band in (1,) if m_tiles == 1 else (1, 8) if m_tiles <= 4 else (8, 16, 32):
-                config = LargeConfig(
-                    NAME, block_m, block_k, 8, parts, row_blocks, chunk, registers, band, ctas_per_sm=ctas
-                )
-                config = fitted(config, problem.format)
-                if illegal_config(config, problem.format) is None:
+                config = config_of(tile, band)
+                if FAMILY.illegal_config(config, problem) is None:
                     found.append(config)
         return list(dict.fromkeys(found))
 
@@ -71,8 +63,6 @@ class LargeSpace(Space):
 
     def fits(self, config: KernelConfig, problem: Problem) -> bool:
         assert isinstance(config, LargeConfig)
-        if problem.batch_invariant:
-            return config == get_family(NAME).default(problem)
         return config.block_m // 2 < problem.m
 
     def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:

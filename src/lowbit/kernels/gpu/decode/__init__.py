@@ -7,7 +7,7 @@ tables.py    any sixteen numbers
 registry.py  which element has which
 """
 
-from lowbit.kernels.gpu.decode.base import OUTPUTS, Decode, times_scales
+from lowbit.kernels.gpu.decode.base import OUTPUTS, Decode, subtracting, times_scales
 from lowbit.kernels.gpu.decode.registry import SERVED, decode_of, is_decoded
 
-__all__ = ["OUTPUTS", "SERVED", "Decode", "decode_of", "is_decoded", "times_scales"]
+__all__ = ["OUTPUTS", "SERVED", "Decode", "decode_of", "is_decoded", "subtracting", "times_scales"]

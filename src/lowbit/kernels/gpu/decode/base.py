@@ -13,6 +13,7 @@ the word as long as it ends inside the mantissa.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from lowbit.packing.tiles import PLANES
@@ -20,6 +21,7 @@ from lowbit.packing.tiles import PLANES
 OUTPUTS = 8
 MANTISSA = {"fp16": 10, "bf16": 7}
 TWICE = 0x00010001  # times a 16-bit pattern: the pattern in both halves of a register
+_MINUS_ONE = "0xbf80bf80"  # in bf16, twice: an operand as Lines.add writes it
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,26 @@ def times_scales(decode: Decode, x_type: str) -> Decode:
                     to=out,
                 )
     return replace(decode, body=decode.body + tuple(code.lines), multiplied=True)
+
+
+def subtracting(decode: Decode) -> Decode:
+    """The same with the subtraction of bf16 that compute capability 9.0 has, in place of a product with -1 and a sum.
+
+    The kernel for many tokens has run on a card with this one, the others with that one (Lines.minus).
+    """
+    made = next((line for line in decode.body if line.startswith("mov.b32") and line.endswith(_MINUS_ONE)), None)
+    if made is None:
+        return decode
+    one = made.split()[1].rstrip(",")
+    lines = []
+    for line in decode.body:
+        instruction, *operands = line.replace(",", "").split()
+        if instruction == "fma.rn.bf16x2" and operands[2] == one:
+            to, taken, _, number = operands
+            line = f"sub.rn.bf16x2 {to}, {number}, {taken}"
+        if line != made:  # registers after the one that is gone move up
+            lines.append(re.sub(r"\bt(\d+)", lambda found: f"t{int(found[1]) - (int(found[1]) > int(one[1:]))}", line))
+    return replace(decode, body=tuple(lines))
 
 
 def words_of(bits: int) -> int:

@@ -1,0 +1,80 @@
+"""What of the kernel for many tokens a card has run, with every result compared: all that the family serves.
+
+The kernel waits on barriers, and a version that compiled and passed every check without a card did not end on one.
+So neither formats nor tiles are served by analogy. Formats ran in tests/gpu/test_matmul_large.py on an H200, with the
+one kernel of `tested`; the others are refused unless LOWBIT_GPU_FORMATS=untested, which those tests set. Tiles ran in
+benchmarks/large_tune.py (benchmarks/results/h200/large_tune.json), with int4_g128 in fp16.
+"""
+
+from __future__ import annotations
+
+from lowbit.formats import WeightFormat, parse_format
+from lowbit.kernels.gpu.form import takes_untested
+from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted
+from lowbit.kernels.gpu.work import X_TYPES
+from lowbit.kernels.problem import Problem
+from lowbit.packing.tiles import PLANES
+
+NAMES = {
+    "fp16": (
+        "int4_g128", "int4_g128_asym", "int4_g64_asym", "int4_g64_sbf16", "int4_g32", "int4_g32_sfp32_asym",
+        "int4_channel", "int4_channel_asym", "int8_g128", "int8_g64_asym", "int8_g32_sbf16", "int8_channel_sfp32",
+        "int8_channel_asym", "int1_g128", "int1_g32_asym",
+    ),
+    "bf16": ("int4_g128", "int4_g64_asym", "int8_g128"),
+}  # fmt: skip
+FORMATS = {x_type: frozenset(map(parse_format, names)) for x_type, names in NAMES.items()}
+MEASURED = parse_format("int4_g128"), "fp16"
+# block_m, block_k, stages, parts, row blocks, chunk, registers at launch, CTAs of a multiprocessor
+TILES = (
+    (64, 64, 8, 2, 2, 64, 168, 1), (64, 128, 3, 2, 1, 64, 80, 2), (64, 128, 5, 2, 2, 32, 168, 1),
+    (64, 128, 5, 2, 2, 64, 168, 1), (64, 128, 8, 2, 1, 64, 168, 1), (64, 256, 4, 2, 1, 64, 168, 1),
+    (128, 64, 6, 2, 2, 32, 168, 1), (128, 64, 6, 2, 2, 64, 168, 1), (128, 64, 8, 2, 1, 64, 168, 1),
+    (128, 128, 3, 2, 2, 32, 168, 1), (128, 128, 3, 2, 2, 64, 168, 1), (128, 128, 4, 2, 1, 32, 168, 1),
+    (128, 128, 4, 2, 1, 64, 168, 1), (256, 64, 4, 2, 1, 32, 168, 1), (256, 64, 4, 2, 1, 64, 168, 1),
+    (256, 128, 2, 2, 1, 32, 168, 1),
+)  # fmt: skip
+
+
+def tile_of(config: LargeConfig) -> tuple[int, ...]:
+    """What of a configuration is compiled into the kernel, or decides how many CTAs a multiprocessor has."""
+    return (
+        config.block_m, config.block_k, config.stages, config.parts, config.row_blocks, config.chunk, config.maxnreg,
+        config.ctas_per_sm,
+    )  # fmt: skip
+
+
+def config_of(tile: tuple[int, ...], band: int = 1) -> LargeConfig:
+    """The inverse of tile_of."""
+    block_m, block_k, stages, parts, row_blocks, chunk, maxnreg, ctas_per_sm = tile
+    return LargeConfig(NAME, block_m, block_k, stages, parts, row_blocks, chunk, maxnreg, band, ctas_per_sm)
+
+
+def is_measured(problem: Problem) -> bool:
+    """Whether all TILES ran with a problem's format and type of x."""
+    return (problem.format, X_TYPES.get(problem.x_dtype)) == MEASURED
+
+
+def tested(format: WeightFormat) -> LargeConfig:  # noqa: A002
+    """The tile that every format ran with: 128 tokens, and 256 rows where shared memory has room."""
+    block_k = 128 if format.bits <= 4 or 1 in PLANES[format.bits] else 64
+    return fitted(LargeConfig(NAME, 128, block_k, 8), format)
+
+
+def unproven_problem(problem: Problem) -> str | None:
+    """Why a problem of a format that the kernel could serve is refused, or None."""
+    x_type = X_TYPES.get(problem.x_dtype, "")
+    if problem.format in FORMATS.get(x_type, ()) or takes_untested():
+        return None
+    return (
+        f"{problem.format} and x in {x_type}: no card has run the kernel for many tokens with it; "
+        "LOWBIT_GPU_FORMATS=untested takes it"
+    )
+
+
+def unproven_tile(config: LargeConfig, problem: Problem) -> str | None:
+    """Why a configuration that the kernel could have is refused, or None."""
+    known = TILES if is_measured(problem) else (tile_of(tested(problem.format)),)
+    if tile_of(config) in known or takes_untested():
+        return None
+    return f"{config}: no card has run this tile with {problem.format}; LOWBIT_GPU_FORMATS=untested takes it"
