@@ -33,7 +33,7 @@ def _check(config: LargeConfig, name: str, x_type: str, tmp_path: Path, bias: bo
     assert binary.threads == config.threads
     assert binary.smem_bytes <= smem_bytes(config, weight_format)
     stack, local = spilled(binary.cubin, tmp_path)
-    assert (stack <= 32, local) == (True, 0), stack
+    assert (stack <= 48, local) == (True, 0), stack  # 40 of three bits with zeros
     sass = disassembled(binary.cubin, tmp_path)
     products = re.findall(r"HGMMA.*", sass)
     last = [line for line in products if "gsb0" in line]  # of those that run one after the other without a wait
