@@ -106,3 +106,9 @@ def test_files_stay_small() -> None:
     lines = sorted(len(path.read_text().splitlines()) for path in FILES)
     assert lines[len(lines) // 2] <= 200
     assert lines[-1] <= 450
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by name alone: two of one name end a run."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
