@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lowbit.checkpoint.base import Checkpoint
+from lowbit.checkpoint.base import Checkpoint, Entry
 from lowbit.errors import UsageError
+from lowbit.formats import parse_format
 from lowbit.runtime import LLM
 from lowbit.runtime.placement import choose_device, choose_dtype
 
@@ -16,8 +17,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def said(dtype: str | None, norm: torch.dtype | None = None) -> Checkpoint:
-    from lowbit.checkpoint.base import Entry
-
     entries = {"model.norm.weight": Entry((4,), norm, lambda: torch.ones(4))} if norm else {}
     return Checkpoint(entries, {"dtype": dtype}, format_name="memory")
 
@@ -49,6 +48,9 @@ def test_a_cpu_without_fast_bfloat16_takes_float32(monkeypatch: pytest.MonkeyPat
     assert choose_dtype("auto", said("bfloat16"), CPU) == torch.float32
     assert choose_dtype("auto", said("bfloat16"), CUDA) == torch.bfloat16
     assert choose_dtype("bfloat16", said("bfloat16"), CPU) == torch.bfloat16
+    rounded = said("bfloat16")
+    rounded.entries["lm_head.weight"] = Entry((4, 32), parse_format("int4_g32"), lambda: torch.ones(4))
+    assert choose_dtype("auto", rounded, CPU) == torch.bfloat16
 
 
 def test_the_model_has_the_dtype(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class LLM:
     device: "auto" is the first CUDA device if there is one, else the CPU.
     dtype: of activations and unquantized weights. "auto" is what the checkpoint's config says (the norms' dtype if it
         says nothing), but float32 where it says float16 and the device is a CPU, which computes float16 slowly; the
-        same for bfloat16 on a CPU without AVX-512.
+        same for a plain bfloat16 model on a CPU without AVX-512.
     backend: which kernels run quantized weights, see lowbit.matmul.
     progress: called with (done_bytes, total_bytes, module) while weights are read.
     activations: "plain", or "stored": inputs of linears are rounded as the checkpoint says its model was trained.

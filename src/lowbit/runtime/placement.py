@@ -6,6 +6,7 @@ import torch
 
 from lowbit.checkpoint import Checkpoint
 from lowbit.errors import UsageError
+from lowbit.formats import WeightFormat
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -42,17 +43,22 @@ def choose_dtype(dtype: str | torch.dtype, checkpoint: Checkpoint, device: torch
     """ "auto": the dtype in the checkpoint's config, else that of its last norm; float32 where a CPU is slow in it."""
     if dtype == "auto":
         said = DTYPES.get(str(checkpoint.config.get("dtype") or "")) or _dtype_of_norm(checkpoint)
-        return torch.float32 if device.type == "cpu" and said in slow_on_cpu() else said
+        return torch.float32 if device.type == "cpu" and _slow_on_cpu(said, checkpoint) else said
     chosen = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
     if chosen not in DTYPES.values() or chosen is None:
         raise UsageError(f'dtype={str(dtype)!r}: must be "auto" or one of {", ".join(DTYPES)}')
     return chosen
 
 
-def slow_on_cpu() -> tuple[torch.dtype, ...]:
-    """The dtypes this CPU computes slower than float32: torch's bfloat16 products are fast from AVX-512 on."""
-    without_bfloat16 = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2")
-    return (torch.float16, torch.bfloat16) if without_bfloat16 else (torch.float16,)
+def _slow_on_cpu(dtype: torch.dtype, checkpoint: Checkpoint) -> bool:
+    """Whether this CPU computes a checkpoint faster in float32 than in a dtype.
+
+    torch's own bfloat16 products are fast from AVX-512 on; lowbit's, of quantized weights, are everywhere.
+    """
+    if dtype == torch.bfloat16:
+        quantized = any(isinstance(entry.form, WeightFormat) for entry in checkpoint.entries.values())
+        return not quantized and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2")
+    return dtype == torch.float16
 
 
 def _dtype_of_norm(checkpoint: Checkpoint) -> torch.dtype:
