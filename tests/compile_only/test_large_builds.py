@@ -33,7 +33,7 @@ def _check(config: LargeConfig, name: str, x_type: str, tmp_path: Path, bias: bo
     assert binary.threads == config.threads
     assert binary.smem_bytes <= smem_bytes(config, weight_format)
     stack, local = spilled(binary.cubin, tmp_path)
-    assert (stack <= 48, local) == (True, 0), stack  # 40 of three bits with zeros
+    assert (stack <= 32, local) == (True, 0), stack
     sass = disassembled(binary.cubin, tmp_path)
     products = re.findall(r"HGMMA.*", sass)
     last = [line for line in products if "gsb0" in line]  # of those that run one after the other without a wait
@@ -51,8 +51,13 @@ def test_many_tokens_build(tmp_path: Path) -> None:
     _check(_default("int4_g128", 200), "int4_g128", "fp16", tmp_path)
 
 
+SPILLS = pytest.mark.xfail(strict=True, reason="40 bytes of stack; no card has run it, so the family refuses it")
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize("name,x_type", FORMATS)
+@pytest.mark.parametrize(
+    "name,x_type", [pytest.param(*case, marks=SPILLS if case[0] == "int3_g128_asym" else ()) for case in FORMATS]
+)
 def test_every_format_builds(name: str, x_type: str, tmp_path: Path) -> None:
     _check(_default(name, 200), name, x_type, tmp_path)
 
