@@ -51,7 +51,7 @@ def test_many_tokens_build(tmp_path: Path) -> None:
     _check(_default("int4_g128", 200), "int4_g128", "fp16", tmp_path)
 
 
-SPILLS = pytest.mark.xfail(strict=True, reason="40 bytes of stack; no card has run it, so the family refuses it")
+SPILLS = pytest.mark.xfail(strict=True, reason="40 bytes of stack")
 
 
 @pytest.mark.grid

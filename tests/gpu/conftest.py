@@ -53,12 +53,6 @@ def compiled(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def every_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are what runs the formats that are served on request."""
-    monkeypatch.setenv("LOWBIT_GPU_FORMATS", "untested")
-
-
-@pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     yield

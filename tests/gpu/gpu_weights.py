@@ -87,8 +87,9 @@ def large_jobs() -> list[Case]:
     def config(name: str, m: int, dtype: torch.dtype = half) -> LargeConfig:
         return choose_large(Problem(m, 4096, 4096, parse_format(name), "fragment", dtype, dtype, "cuda"))
 
-    jobs: list[Case] = [(config(name, 65), name, "fp16", False) for name in ONE_LEVEL]
+    jobs: list[Case] = []
     for x_type, dtype in (("fp16", half), ("bf16", torch.bfloat16)):
+        jobs += [(config(name, 65, dtype), name, x_type, False) for name in ONE_LEVEL]
         jobs += [(config(name, m, dtype), name, x_type, False) for name in SEVERAL_TILES for m in (1, 65, 200, 300)]
     jobs += [(config("int4_g128", m), "int4_g128", "fp16", True) for m in (65, 200, 300)]
     jobs += [(config_of(tile), "int4_g128", "fp16", False) for tile in TILES]

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from lowbit.formats import CODEBOOKS, FLOATS, SHORT_NAMES, parse_format
-from lowbit.kernels.gpu.form import illegal_format, unproven_format
+from lowbit.kernels.gpu.form import illegal_format
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels-gpu.md"
 
 
 def _table() -> dict[str, str]:
-    """Name -> "kernel", "on request" or "reference", from the docs."""
+    """Name -> "kernel" or "reference", from the docs."""
     text = DOCS.read_text().split("### Which format runs where")[1].split("\n- **")[0]
-    rows = re.findall(r"^\| (`.*?`) \| (kernel|on request|reference) \|", text, re.M)
+    rows = re.findall(r"^\| (`.*?`) \| (kernel|reference) \|", text, re.M)
     return {name: where for names, where in rows for name in re.findall(r"`([^`]+)`", names)}
 
 
@@ -24,13 +24,9 @@ TABLE = _table()
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_format_runs_where_the_docs_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOWBIT_GPU_FORMATS", raising=False)
+def test_a_format_runs_where_the_docs_say(name: str) -> None:
     weight_format = parse_format(name).by_rows()  # blocks are packed as groups along k
-    where = (
-        "reference" if illegal_format(weight_format) else "on request" if unproven_format(weight_format) else "kernel"
-    )
-    assert TABLE[name] == where
+    assert TABLE[name] == ("reference" if illegal_format(weight_format) else "kernel")
 
 
 def test_the_docs_name_every_format_that_has_a_name() -> None:

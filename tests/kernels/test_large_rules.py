@@ -15,7 +15,7 @@ from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.large import lift_of, shared_out
 from lowbit.kernels.gpu.large_heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
-from lowbit.kernels.gpu.large_proven import NAMES, TILES, config_of, tile_of
+from lowbit.kernels.gpu.large_proven import IN_BF16, TILES, config_of, tile_of
 from lowbit.packing import pack_as
 
 H200 = Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)
@@ -94,28 +94,29 @@ def _h200_says(config: LargeConfig | None, problem: Problem) -> str | None:
         return get_family(NAME).legal(config, problem)
 
 
-@pytest.mark.parametrize("x_type", ["fp16", "bf16"])
-def test_only_what_a_card_has_run_is_served(x_type: str) -> None:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[x_type]
-    for name in [*NAMES["fp16"], *SERVED]:
-        problem = replace(_problem(name, 200), x_dtype=dtype, y_dtype=dtype)
-        reason = _h200_says(None, problem)
-        if name in NAMES[x_type]:
-            assert reason is None
-            own = choose_config(problem)
-            assert _h200_says(own, problem) is None
-            assert _h200_says(replace(own, whole_tiles=True, band=4), problem) is None
-            assert "no card has run this tile" in str(_h200_says(replace(own, stages=2, chunk=32), problem))
-        else:
-            assert reason is not None
-            assert "no card has run the kernel for many tokens with it" in reason
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", SERVED)
+def test_only_what_a_card_has_run_is_served(name: str, dtype: torch.dtype) -> None:
+    problem = replace(_problem(name, 200), x_dtype=dtype, y_dtype=dtype)
+    reason = _h200_says(None, problem)
+    if dtype == torch.bfloat16 and problem.format not in IN_BF16:
+        assert reason is not None
+        assert "no card has run the kernel for many tokens with it; it serves x in fp16" in reason
+        return
+    assert reason is None
+    own = choose_config(problem)
+    assert _h200_says(own, problem) is None
+    assert _h200_says(replace(own, whole_tiles=True, band=4), problem) is None
+    assert "no card has run this tile" in str(_h200_says(replace(own, stages=2, chunk=32), problem))
 
 
-def test_other_formats_and_tiles_are_served_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOWBIT_GPU_FORMATS", "untested")
-    problem = _problem("mxfp4", 200)
-    assert _h200_says(None, problem) is None
-    assert _h200_says(replace(choose_config(problem), stages=2, chunk=32), problem) is None
+@pytest.mark.parametrize("name", ["q2_k", "q4_k", "q6_k", "iq4_xs", "int4_g16", "int4_g64_zfloat", "int4_g96"])
+@pytest.mark.parametrize("m", [1, 64, 300, 4096])
+def test_what_it_does_not_serve_runs_on_the_kernel_for_few_tokens(name: str, m: int) -> None:
+    with assumed_gpu(H200):
+        found = choose(_problem(name, m))
+    assert found.family.name == "hopper"
+    assert {"hopper_large", "dequantize"} <= {family for family, _ in found.passed}
 
 
 def test_rows_that_must_not_depend_on_the_batch_are_left_to_other_kernels() -> None:
@@ -135,7 +136,7 @@ def test_auto_takes_it_for_many_tokens_with_the_tile_that_was_measured(m: int, t
         assert (found.config.block_m, found.config.band) == (tokens, band)
         assert (found.origin == SHIPPED) == (n != 4096 and m != 65)
     with assumed_gpu(H200):
-        assert choose(_problem("int3_g128", m)).family.name == "hopper"
+        assert choose(_problem("int3_g128", m)).family.name == NAME
 
 
 def test_tiles_that_ran_are_legal() -> None:

@@ -8,7 +8,6 @@ all rows lies there once for 64 rows.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -82,21 +81,6 @@ def illegal_format(format: WeightFormat) -> str | None:  # noqa: A002
     if upper is not None and upper.divides and columns is not None:
         return f"scales {format.scale.suffix}: it serves super-scales that divide for the tensor only, without minima"
     return None
-
-
-def takes_untested() -> bool:
-    """Whether the user, or a test on a card, asks for what no card has run yet."""
-    return os.environ.get("LOWBIT_GPU_FORMATS") == "untested"
-
-
-def unproven_format(format: WeightFormat) -> str | None:  # noqa: A002
-    """Why a legal format is served on request only: no card has run its kernel as it is. None for all others."""
-    if super_columns(kernel_form(format)) is None or takes_untested():
-        return None
-    return (
-        f"{format}: its kernel for super-scales of rows was corrected after a card had run it, and has not run since; "
-        "LOWBIT_GPU_FORMATS=untested takes it"
-    )
 
 
 def illegal_one_level(format: WeightFormat) -> str | None:  # noqa: A002

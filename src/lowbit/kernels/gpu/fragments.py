@@ -17,7 +17,6 @@ from torch import Tensor
 from lowbit.formats import WeightFormat
 from lowbit.hardware import gpu
 from lowbit.kernels.family import KernelFamily
-from lowbit.kernels.gpu.form import unproven_format
 from lowbit.kernels.gpu.gather import readable
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.problem import KernelConfig, Problem
@@ -65,7 +64,7 @@ class FragmentFamily(KernelFamily):
         """Why the kernel does not serve a problem's weight, or None."""
         if problem.sections:
             return "sections: it serves one format for all of k"
-        return self.illegal_format(problem.format) or unproven_format(problem.format)
+        return self.illegal_format(problem.format)
 
     def unserved_device(self, index: int) -> str | None:
         """Why a CUDA device cannot run the kernel, or None."""

@@ -1,29 +1,20 @@
-"""What of the kernel for many tokens a card has run, with every result compared: all that the family serves.
+"""What of the kernel for many tokens a card has run, with every result compared.
 
 The kernel waits on barriers, and a version that compiled and passed every check without a card did not end on one.
-So neither formats nor tiles are served by analogy. Formats ran in tests/gpu/test_matmul_large.py on an H200, with the
-one kernel of `tested`; the others are refused unless LOWBIT_GPU_FORMATS=untested, which those tests set. Tiles ran in
+So tiles are not served by analogy. On an H200 every number, scale, zero and group that the family serves ran in fp16
+with the one tile of `tested` (tests/gpu/test_matmul_large.py), the formats of `IN_BF16` in bf16 too; TILES ran in
 benchmarks/large_tune.py (benchmarks/results/h200/large_tune.json), with int4_g128 in fp16.
 """
 
 from __future__ import annotations
 
 from lowbit.formats import WeightFormat, parse_format
-from lowbit.kernels.gpu.form import takes_untested
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, fitted
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
-NAMES = {
-    "fp16": (
-        "int4_g128", "int4_g128_asym", "int4_g64_asym", "int4_g64_sbf16", "int4_g32", "int4_g32_sfp32_asym",
-        "int4_channel", "int4_channel_asym", "int8_g128", "int8_g64_asym", "int8_g32_sbf16", "int8_channel_sfp32",
-        "int8_channel_asym", "int1_g128", "int1_g32_asym",
-    ),
-    "bf16": ("int4_g128", "int4_g64_asym", "int8_g128"),
-}  # fmt: skip
-FORMATS = {x_type: frozenset(map(parse_format, names)) for x_type, names in NAMES.items()}
+IN_BF16 = frozenset(map(parse_format, ("int4_g128", "int4_g64_asym", "int8_g128")))
 MEASURED = parse_format("int4_g128"), "fp16"
 # block_m, block_k, stages, parts, row blocks, chunk, registers at launch, CTAs of a multiprocessor
 TILES = (
@@ -63,18 +54,14 @@ def tested(format: WeightFormat) -> LargeConfig:  # noqa: A002
 
 def unproven_problem(problem: Problem) -> str | None:
     """Why a problem of a format that the kernel could serve is refused, or None."""
-    x_type = X_TYPES.get(problem.x_dtype, "")
-    if problem.format in FORMATS.get(x_type, ()) or takes_untested():
+    if X_TYPES.get(problem.x_dtype) != "bf16" or problem.format in IN_BF16:
         return None
-    return (
-        f"{problem.format} and x in {x_type}: no card has run the kernel for many tokens with it; "
-        "LOWBIT_GPU_FORMATS=untested takes it"
-    )
+    return f"{problem.format} and x in bf16: no card has run the kernel for many tokens with it; it serves x in fp16"
 
 
 def unproven_tile(config: LargeConfig, problem: Problem) -> str | None:
     """Why a configuration that the kernel could have is refused, or None."""
     known = TILES if is_measured(problem) else (tile_of(tested(problem.format)),)
-    if tile_of(config) in known or takes_untested():
+    if tile_of(config) in known:
         return None
-    return f"{config}: no card has run this tile with {problem.format}; LOWBIT_GPU_FORMATS=untested takes it"
+    return f"{config}: no card has run this tile with {problem.format}; take {config_of(known[-1])}"
