@@ -107,7 +107,7 @@ def side_of(format: KVFormat, head_dim: int, capability: int, streamed: bool = F
     asm, constraints = "", ""
     if capability and parts > 1:
         asm, constraints = cache_decode(format.bits, is_float, 1024 + middle, scaled, format.offset, capability >= 89)
-    # A token's scale covers the padding too: its groups are one.
+    # The scale of a whole row covers the padding too: as many groups as lie in memory.
     width = width_of(head_dim)
     return Side(
         BITS=format.bits,
@@ -118,7 +118,7 @@ def side_of(format: KVFormat, head_dim: int, capability: int, streamed: bool = F
         ZERO=1024.0 + middle,
         GROUP=group,
         GROUPS=groups,
-        GROUP_WORDS=(width if format.scale == "token" else group) // parts,
+        GROUP_WORDS=(width if groups == 1 else group) // parts,
         HADAMARD=format.hadamard,
         WORDS=head_dim // parts,
         WORDS_PADDED=width // parts,
