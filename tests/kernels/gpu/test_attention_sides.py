@@ -33,7 +33,7 @@ def test_streamed_scales_are_read_as_they_were_copied(name: str, head_dim: int) 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_value_is_under_its_own_scale(name: str, head_dim: int) -> None:
     side = side_of(FORMATS[name], head_dim, 90)
-    assert side.WORDS * side.PARTS == head_dim
+    assert head_dim == side.WORDS * side.PARTS
     if side.SCALED:
         of_words = [word // side.GROUP_WORDS for word in range(side.WORDS)]
         size = FORMATS[name].group_size(head_dim)

@@ -148,7 +148,7 @@ def _operand(tiles, stage, keys, transposed: gl.constexpr, layout: gl.constexpr,
         return numbers(words, words, words, S)
     else:
         GROUPS: gl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
-        gl.static_assert(S.SCALE_ROW == 8 * GROUPS * (2 if S.OFFSET else 1))
+        gl.static_assert(8 * GROUPS * (2 if S.OFFSET else 1) == S.SCALE_ROW)
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
         kind: gl.constexpr = gl.int32 if S.OFFSET else gl.float16  # a scale and an offset are one word
         scales = scale_tiles.index(stage)._reinterpret(kind, [P.WARPS, P.BLOCK_N, GROUPS], flat)
