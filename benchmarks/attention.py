@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 import attention_compile
-from attention_compile import HEAD_DIM, HEADS, KV_HEADS, PAGE, problem_of
+from attention_compile import HEAD_DIM, HEADS, problem_of
 from lowbit.attention import Batch, DecodePlan, PagedCache, PrefillPlan
+from lowbit.cli.bench.attention_peers import flashinfer_launches, torch_launches
 from lowbit.errors import LowbitError
 from lowbit.kernels.gpu import attention as gpu
+from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
 from record import save
 
 READ_TBS, TFLOPS = 4.45, 790.0
@@ -41,44 +41,9 @@ PEERS = Path(__file__).parent / "peers" / "h200.json"
 
 def filled(name: str, requests: int, length: int) -> tuple[PagedCache, Batch]:
     """Layers with the same random tokens, 320 MB or more; pages in random order."""
-    per_request = -(-length // PAGE)
-    pages = requests * per_request
-    row_bytes = 2 * KV_HEADS * HEAD_DIM * problem_of(name).key.bits_per_value(HEAD_DIM) / 8
-    layers = max(2, int(COPIES_BYTES // (pages * PAGE * row_bytes)) + 1)
-    cache = PagedCache(
-        layers=layers, kv_heads=KV_HEADS, head_dim=HEAD_DIM, pages=pages, page_size=PAGE, key=name, device="cuda"
-    )
-    generator = torch.Generator("cuda").manual_seed(0)
-    order = torch.randperm(pages, generator=generator, device="cuda")
-    step = 65536
-    for start in range(0, pages * PAGE, step):
-        slots = torch.arange(start, min(start + step, pages * PAGE), device="cuda")
-        for tensors in (cache.keys, cache.values):
-            x = torch.randn(len(slots), KV_HEADS, HEAD_DIM, device="cuda", generator=generator)
-            tensors[0].write(slots, x)
-    for layer in range(1, layers):
-        for tensors in (cache.keys, cache.values):
-            tensors[layer].codes.copy_(tensors[0].codes)
-            if tensors[0].scales is not None:
-                tensors[layer].scales.copy_(tensors[0].scales)
-    tables = order.view(requests, per_request).tolist()
-    return cache, Batch.of([length] * requests, tables, pages=pages, page_size=PAGE)
-
-
-def error_of(out: Tensor, query: Tensor, cache: PagedCache, batch: Batch, new: int) -> float:
-    """The relative error of some rows against float64: those of the first, the middle and the last request."""
-    worst, count = 0.0, len(batch.lengths)
-    for request in sorted({0, count // 2, count - 1}):
-        pages = torch.from_numpy(batch.tables[request]).to("cuda")
-        length = int(batch.lengths[request])
-        keys, values = (side[0].read(pages)[:length].double() for side in (cache.keys, cache.values))
-        for row in {0, new // 3, new - 1}:
-            at = length - new + row + 1
-            q = query[request * new + row].double().view(KV_HEADS, -1, HEAD_DIM)
-            s = torch.einsum("hgd,nhd->hgn", q, keys[:at]) * HEAD_DIM**-0.5
-            truth = torch.einsum("hgn,nhd->hgd", s.softmax(-1), values[:at]).reshape(HEADS, HEAD_DIM)
-            worst = max(worst, float((out[request * new + row].double() - truth).norm() / truth.norm()))
-    return worst
+    problem = problem_of(name)
+    layers = max(2, int(COPIES_BYTES // cache_bytes(problem, requests * length)) + 1)
+    return filled_cache(problem, requests, length, layers)
 
 
 def launch_us(launches: list[Callable[[], object]], replays: int = 9) -> float:
@@ -124,7 +89,7 @@ def ours(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]
         return lambda: plan.run(layer, cache, query, out=outs[layer])
 
     us = launch_us([launch(layer) for layer in range(len(cache.keys))])
-    error = error_of(outs[0], query, cache, batch, new)
+    error = relative_error(problem, outs[0], query, cache, batch)
     same = all(torch.equal(out, outs[0]) for out in outs)
     assert error < 1e-3 and same, f"{name} {requests} x {length}: relative error {error}, layers alike: {same}"
     items, _, slots, _ = plan.work.counts.tolist()
@@ -133,61 +98,13 @@ def ours(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]
 
 def torch_us(requests: int, length: int, new: int) -> float:
     """torch's attention on contiguous fp16."""
-    copies = max(2, int(COPIES_BYTES // (requests * length * KV_HEADS * HEAD_DIM * 4)) + 1)
-    shape = (requests, KV_HEADS, length, HEAD_DIM)
-    both = [[torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2)] for _ in range(copies)]
-    if new == 1:
-        q = torch.randn(requests, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
-        return launch_us([lambda k=k, v=v: F.scaled_dot_product_attention(q, k, v) for k, v in both])
-    q = torch.randn(requests, HEADS, new, HEAD_DIM, device="cuda", dtype=torch.float16)
-    return launch_us(
-        [lambda k=k, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True) for k, v in both]
-    )
+    return launch_us(torch_launches(problem_of("fp16"), requests, length, new, torch.float16, COPIES_BYTES))
 
 
-def flashinfer_us(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, float]:
+def flashinfer_us(name: str, cache: PagedCache, batch: Batch) -> dict[str, float]:
     """FlashInfer on pages in fp16 or e4m3, each of its ways. {} where it is not installed or has no such format."""
-    if name not in ("fp16", "fp8"):
-        return {}
-    try:
-        import flashinfer  # type: ignore[import-not-found]
-    except ImportError:
-        return {}
-    requests, length = len(batch.lengths), int(batch.lengths[0])
-    dtype = torch.float16 if name == "fp16" else torch.float8_e4m3fn
-    pages = [  # their layout [pages, kv_heads, page, head_dim] is that of the cache
-        (k.codes.view(dtype), v.codes.view(dtype)) for k, v in zip(cache.keys, cache.values, strict=True)
-    ]
-    per_request = -(-length // PAGE)
-    indptr = torch.arange(requests + 1, dtype=torch.int32) * per_request
-    indices = torch.tensor([page for table in batch.tables for page in table.tolist()], dtype=torch.int32)
-    last = torch.full((requests,), (length - 1) % PAGE + 1, dtype=torch.int32)
-    query = torch.randn(requests * new, HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
-    results = {}
-    ways = {"fa2": {"backend": "fa2"}, "fa3": {"backend": "fa3"}} if new > 1 else {
-        "cuda": {"use_tensor_cores": False}, "tensor": {"use_tensor_cores": True, "backend": "fa2"},
-        "tensor_fa3": {"use_tensor_cores": True, "backend": "fa3"},
-    }  # fmt: skip
-    for way, settings in ways.items():
-        space = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-        try:
-            if new == 1:
-                wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(space, "HND", **settings)
-                wrapper.plan(
-                    indptr.cuda(), indices.cuda(), last.cuda(), HEADS, KV_HEADS, HEAD_DIM, PAGE,
-                    q_data_type=torch.float16, kv_data_type=dtype,
-                )  # fmt: skip
-            else:
-                wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(space, "HND", **settings)
-                wrapper.plan(
-                    (torch.arange(requests + 1, dtype=torch.int32) * new).cuda(), indptr.cuda(), indices.cuda(),
-                    last.cuda(), HEADS, KV_HEADS, HEAD_DIM, PAGE, causal=True, q_data_type=torch.float16,
-                    kv_data_type=dtype,
-                )  # fmt: skip
-            results[way] = launch_us([lambda p=p, w=wrapper: w.run(query, p) for p in pages])
-        except Exception as error:  # a way of a peer that does not run here is said and left out
-            print(f"flashinfer {way} {name}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
-    return results
+    found = flashinfer_launches(problem_of(name), cache, batch, lambda text: print(text, file=sys.stderr))
+    return {way: launch_us(launches) for way, launches in found.items()}
 
 
 def published(name: str, requests: int, length: int) -> float | None:
@@ -203,11 +120,10 @@ def measure(name: str, case: str, new: int, peers: bool) -> dict[str, Any]:
     requests, length = (int(size) for size in case.split("x"))
     cache, batch = filled(name, requests, length)
     if new > 1:
-        tables = [table.tolist() for table in batch.tables]
-        batch = Batch.of([length] * requests, tables, pages=cache.pages, page_size=PAGE, new=[new] * requests)
+        batch = with_new(batch, new)
     row = timed(name, cache, batch, new)
     if peers:
-        row["flashinfer_us"] = flashinfer_us(name, cache, batch, new)
+        row["flashinfer_us"] = flashinfer_us(name, cache, batch)
         if name == "fp16":
             del cache
             row["torch_us"] = torch_us(requests, length, new)

@@ -33,7 +33,7 @@ from lowbit.cli import (
     tune,
     warmup,
 )
-from lowbit.cli.bench import matmul, model, sampling
+from lowbit.cli.bench import attention, matmul, model, sampling
 from lowbit.cli.console import warn_in_one_line
 
 
@@ -58,7 +58,9 @@ def _examples(commands: Sequence[str]) -> str:
 
 
 app = _group("lowbit", (demo, quantize, generate, chat, eval, inspect, explain, tune, warmup, env, cache))
-app.add_typer(_group("bench", (matmul, sampling, model)), help="Time matmuls, the choice of a token or a model here.")
+app.add_typer(
+    _group("bench", (matmul, attention, sampling, model)), help="Time matmuls, attention, sampling or a model here."
+)
 
 
 def _version(wanted: bool) -> None:

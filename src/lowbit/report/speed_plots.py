@@ -1,4 +1,4 @@
-"""Matmul speeds drawn: under the roofline, and over the number of tokens; as PNG or SVG, or as bars of characters."""
+"""Speeds drawn: under the roofline, and over the size of a sweep; as PNG or SVG, or as bars of characters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowbitError, UsageError
-from lowbit.report.speed import MatmulSpeed
+from lowbit.report.speed import Speed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,18 +17,18 @@ KINDS = (".png", ".svg")
 BAR = 40  # characters of the longest bar
 
 
-def operations_per_byte(r: MatmulSpeed) -> float:
-    """Multiplications and additions for each byte of the weight that is read."""
-    return 2 * r.m * r.n * r.k / r.weight_bytes
+def operations_per_byte(r: Speed) -> float:
+    """Multiplications and additions for each byte that is read."""
+    return r.operations / r.nbytes
 
 
-def tera_operations(r: MatmulSpeed) -> float:
+def tera_operations(r: Speed) -> float:
     """1e12 multiplications and additions a second."""
-    return 2 * r.m * r.n * r.k / r.timing.median_us / 1e6
+    return r.operations / r.timing.median_us / 1e6
 
 
-def plot_speeds(results: Sequence[MatmulSpeed], title: str, path: str | os.PathLike[str]) -> Path:
-    """Roofline and batch sweep side by side, written to a .png or .svg.
+def plot_speeds(results: Sequence[Speed], title: str, path: str | os.PathLike[str]) -> Path:
+    """Roofline and sweep side by side, written to a .png or .svg.
 
     Raises UsageError for another ending or no results, LowbitError without matplotlib or a place to write.
     """
@@ -43,7 +43,7 @@ def plot_speeds(results: Sequence[MatmulSpeed], title: str, path: str | os.PathL
     return target
 
 
-def speed_figure(results: Sequence[MatmulSpeed], title: str) -> Figure:
+def speed_figure(results: Sequence[Speed], title: str) -> Figure:
     """The figure itself. Raises as plot_speeds."""
     if not results:
         raise UsageError("there is no result to draw")
@@ -55,14 +55,14 @@ def speed_figure(results: Sequence[MatmulSpeed], title: str) -> Figure:
     roof, sweep = figure.subplots(1, 2)
     for name, rows in _series(results).items():
         roof.plot([operations_per_byte(r) for r in rows], [tera_operations(r) for r in rows], "o-", ms=4, label=name)
-        line = sweep.plot([r.m for r in rows], [r.timing.median_us for r in rows], "o-", ms=4, label=name)
-        sweep.plot([r.m for r in rows], [r.floor_us for r in rows], ":", color=line[0].get_color(), linewidth=1)
+        line = sweep.plot([r.size[0] for r in rows], [r.timing.median_us for r in rows], "o-", ms=4, label=name)
+        sweep.plot([r.size[0] for r in rows], [r.floor_us for r in rows], ":", color=line[0].get_color(), linewidth=1)
     least, most = (f(operations_per_byte(r) for r in results) for f in (min, max))
-    bandwidth = max(r.weight_bytes / r.floor_us for r in results) / 1e6  # 1e12 bytes a second
+    bandwidth = max(r.nbytes / r.floor_us for r in results) / 1e6  # 1e12 bytes a second
     edges = [least / 1.5, most * 1.5]
     roof.plot(edges, [bandwidth * x for x in edges], color="#888888", linewidth=1, label="memory")
-    _label(roof, "operations per byte of weight", "1e12 operations a second")
-    _label(sweep, "tokens", "microseconds (dotted: the floor)")
+    _label(roof, f"operations per byte of {results[0].bytes_of}", "1e12 operations a second")
+    _label(sweep, results[0].size[1], "microseconds (dotted: the floor)")
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -78,21 +78,23 @@ def _label(axes: Any, x: str, y: str) -> None:
     axes.legend(fontsize=7, frameon=False)
 
 
-def _series(results: Sequence[MatmulSpeed]) -> dict[str, list[MatmulSpeed]]:
-    """Results of one weight by its name, few tokens first."""
-    found: dict[str, list[MatmulSpeed]] = {}
-    for r in sorted(results, key=lambda r: r.m):
-        found.setdefault(f"{r.format} {r.n} x {r.k}", []).append(r)
+def _series(results: Sequence[Speed]) -> dict[str, list[Speed]]:
+    """Results of one sweep by its name, the smallest first."""
+    found: dict[str, list[Speed]] = {}
+    for r in sorted(results, key=lambda r: r.size):
+        found.setdefault(r.series, []).append(r)
     return found
 
 
-def speed_bars(results: Sequence[MatmulSpeed]) -> list[str]:
-    """The share of the floor that each weight and number of tokens reaches, a line each, for a terminal."""
+def speed_bars(results: Sequence[Speed]) -> list[str]:
+    """The share of the floor that each result reaches, a line each, for a terminal."""
     lines = []
     for name, rows in _series(results).items():
         lines.append(f"{name}: share of the floor")
         for r in rows:
             share = min(1.0, r.floor_share)
             bar = "#" * round(BAR * share)
-            lines.append(f"  m {r.m:>5} |{bar:<{BAR}}| {r.floor_share * 100:5.1f} %  {r.timing.median_us:.1f} us")
+            lines.append(
+                f"  {r.size[1]} {r.size[0]:>5} |{bar:<{BAR}}| {r.floor_share * 100:5.1f} %  {r.timing.median_us:.1f} us"
+            )
     return lines

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli import options
-from lowbit.cli.console import note, show, show_json, show_lines
+from lowbit.cli.bench import present
+from lowbit.cli.console import note
 
 if TYPE_CHECKING:
     import torch
@@ -42,15 +42,12 @@ def command(
     m: Annotated[
         list[int] | None, typer.Option("--m", help="Tokens at a time; may be given again. [default: 1]", min=1)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="[default: as many as torch uses]", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: present.Threads = None,
+    device: present.Device = "cpu",
     dtype: Annotated[str, typer.Option(help="Of activations: bfloat16, float16 or float32.")] = "bfloat16",
     backend: options.Backend = "auto",
-    runs: Annotated[int, typer.Option(help="Timed runs of each; the median counts.", min=1)] = 15,
-    plot: Annotated[
-        list[Path] | None,
-        typer.Option(help="Draw roofline and batch sweep to a .png or .svg; may be given again.", show_default=False),
-    ] = None,
+    runs: present.Runs = 15,
+    plot: present.Plot = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -64,19 +61,13 @@ def command(
     from lowbit.cli.bench.gpu import gpu_floor, measure_gpu
     from lowbit.cli.failures import usage
     from lowbit.cli.source import check_backend
-    from lowbit.dispatch.tuned import device_name
     from lowbit.errors import FormatError, UsageError
     from lowbit.formats import parse_format
-    from lowbit.hardware import host
-    from lowbit.report import plot_speeds, speed_bars, speed_table
-    from lowbit.report.speed_plots import KINDS
     from lowbit.runtime.placement import DTYPES, choose_device
 
     check_backend(backend)
     place = choose_device(device)
-    for path in plot or ():
-        if path.suffix not in KINDS:
-            raise UsageError(f"--plot {path}: it is written as {' or '.join(KINDS)}")
+    present.check_plots(plot)
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: it is one of {', '.join(DTYPES)}")
     shapes = [parse_shape(text) for text in shape or SHAPES]
@@ -92,26 +83,15 @@ def command(
                 else:
                     results += measure(names, n, k, rows, DTYPES[dtype], backend, runs, nbytes)
                 note(f"{n} x {k}, m={rows}: done")
-    machine = host()
     if place.type == "cuda":
-        name, title = device_name("cuda", place.index or 0), device_name("cuda", place.index or 0)
         method = f"median of {runs} CUDA graphs in turns, each over copies of its weight; floor: {gpu_floor(place)[2]}"
     else:
-        name, title = machine.name, f"{machine.name}, {count} thread{'s' if count > 1 else ''}"
         method = (
             f"median of {runs} runs in turns, over {nbytes >> 20} MiB of copies of each weight; floor: torch.amax over "
             f"{nbytes >> 20} MiB"
         )
-    for path in plot or ():
-        note(f"drawn: {plot_speeds(results, f'{title}, x {dtype}', path)}")
-    if json:
-        where = {"device": name, "cores": machine.cores, "threads": count, "dtype": dtype, "method": method}
-        show_json(where | {"results": [result.as_dict() for result in results]})
-        return
-    show(speed_table(results, f"{title}, x {dtype}"))
-    if len({result.m for result in results}) > 1:
-        show_lines(speed_bars(results))
-    show(f"method: {method}")
+    title, where = present.machine(place, count)
+    present.present(results, f"{title}, x {dtype}", where | {"dtype": dtype, "method": method}, plot, json)
 
 
 def parse_shape(text: str) -> tuple[int, int]:

@@ -15,6 +15,13 @@ def working_set_bytes() -> int:
     return beyond_caches()
 
 
+def gpu_copies_bytes() -> int:
+    """The same on a GPU, whose L2 is its last cache."""
+    from lowbit.tuner.operands import COPIES_BYTES
+
+    return int(COPIES_BYTES)
+
+
 def reader(nbytes: int) -> Callable[[], object]:
     """A call that reads `nbytes` of memory once, with torch's threads."""
     from lowbit.tuner.operands import memory_reader
