@@ -235,7 +235,7 @@ def test_models_it_does_not_serve() -> None:
     linears = [m for m in model.model.layers.modules() if isinstance(m, Linear)]
     assert module.unsupported(model.config, linears, torch.bfloat16) is None
     config = ModelConfig(**{**SIZES, "head_dim": 24})
-    assert module.unsupported(config, linears, torch.bfloat16) == "head_dim=24 is no multiple of 32"
+    assert module.unsupported(config, linears, torch.bfloat16) == "head_dim=24 is no multiple of 16"
     mixed = [*linears, nn.Linear(3, 3)]
     assert "not quantized" in str(module.unsupported(model.config, mixed, torch.bfloat16))
     linears[1].backend = "reference"

@@ -153,7 +153,12 @@ class PagedCache:
         self.pool.truncate(sequence, length)
 
     def extend(self, sequences: Sequence[int], tokens: Sequence[int]) -> Batch:
-        """Room for new tokens of some sequences, and the batch in which they are new.
+        """Room for new tokens of some sequences, as by reserve(), and the batch in which they are new."""
+        self.reserve(sequences, tokens)
+        return self.batch(sequences, [index(count) for count in tokens])
+
+    def reserve(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
+        """Room for new tokens of some sequences.
 
         Raises UsageError before anything changes if a sequence is given twice or pages run out.
         """
@@ -173,7 +178,6 @@ class PagedCache:
         for sequence, count in zip(sequences, tokens, strict=True):
             for source, target in self.pool.extend(sequence, count):
                 self.copy_pages(self, [source], [target])
-        return self.batch(sequences, tokens)
 
     def copy_pages(self, other: PagedCache, source: Sequence[int], target: Sequence[int]) -> None:
         """In every layer, make pages hold what pages of another cache of the same kind (or of this one) hold."""

@@ -1,7 +1,7 @@
 """One new token on a CPU as one call of compiled code: every layer's kernels in a program, no torch in between.
 
     x = embedding[token] |
-    per layer   norm, x for q k v | q k v | norm and rotate heads, append, attend | x for o | o
+    per layer   norm, x for q k v | q k v | norm and rotate heads, append, attend | x for o | o    (cpu_attention.py)
                 x += o, norm, x for gate up | gate up | silu(gate) * up, x for down | down
     head        x += down, norm, x for head | head | the largest logit
 
@@ -24,9 +24,10 @@ from lowbit.kernels.cpu.chooser import Peak, PeakMemory
 from lowbit.kernels.cpu.isa import best
 from lowbit.kernels.cpu.peak import PEAK_FIELDS, peak
 from lowbit.kernels.cpu.plan import TYPE_NAMES
-from lowbit.kernels.cpu.program import Program
-from lowbit.models.cache import KVCache
+from lowbit.kernels.cpu.program import Call, Program
+from lowbit.models.cache import Cache
 from lowbit.models.config import ModelConfig
+from lowbit.models.cpu_attention import step_attention, unsupported_cache
 from lowbit.models.rope import Rope
 from lowbit.models.watch import Watch
 from lowbit.nn import Linear
@@ -47,8 +48,8 @@ def unsupported(config: ModelConfig, modules: list[nn.Module], dtype: torch.dtyp
         return f"activations are {dtype}"
     if config.activation != "silu" or config.sub_norms:
         return f"activation={config.activation!r}, sub_norms={config.sub_norms}: the MLP is silu(gate) * up"
-    if config.head_dim % 32:
-        return f"head_dim={config.head_dim} is no multiple of 32"
+    if config.head_dim % 16:
+        return f"head_dim={config.head_dim} is no multiple of 16"
     for module in modules:
         if (
             not isinstance(module, Linear)
@@ -74,22 +75,17 @@ class CpuStep:
         norm: nn.Module,
         rope: Rope,
         head: PackedModule | None,  # None: the caller multiplies the normed vector
-        cache: KVCache,
+        cache: Cache,
+        dtype: torch.dtype,  # of the layers' activations in torch
         mode: str,
     ) -> None:
         self.config, self.table, self.head = config, table, head
         self.isa = best()
-        dtype = cache.keys[0].dtype
         self.program = p = Program(self.isa, "fp32" if dtype == torch.float32 and mode == "a16" else mode)
         self.layers = layers
         self._watch = Watch([table, layers, norm, *([] if head is None else [head])])
-        self._cache_type = TYPE_NAMES[dtype]
-        self._capacity = cache.capacity
-        self._position = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._eps = torch.tensor([config.norm_eps], device="cpu")
-        self._scale = torch.tensor([config.head_dim**-0.5], device="cpu")
-        cos, sin = rope.angles(torch.arange(cache.capacity), torch.float32)
-        self._tables = p.hold(cos.contiguous()), p.hold(sin.contiguous())
+        self._attention_of = step_attention(config, p, rope, cache)
         self.x = p.floats(config.hidden_size)
         self._normed = p.floats(config.hidden_size)
         self._added: Tensor | None = None
@@ -98,7 +94,7 @@ class CpuStep:
         if self._looks_up:
             p.look_up(self._product({"table": table}, "table", self.x)[0], self._token, self.x)
         for index, layer in enumerate(layers):
-            self._attention(layer, cache, index)
+            self._attention(layer, index)
             self._mlp(layer)
         before = [self._norm(norm)]
         if head is None:
@@ -121,7 +117,7 @@ class CpuStep:
         bias = getattr(module, "bias", None)
         return module.weight, None if bias is None else bias.detach().float().contiguous(), y
 
-    def _norm(self, module: nn.Module) -> tuple[int, int]:
+    def _norm(self, module: nn.Module) -> Call:
         """The kernel for x += what was added last, then normed = norm(x)."""
         p, size = self.program, self.config.hidden_size
         weight = p.floats(size).copy_(cast(Tensor, module.weight).detach())
@@ -133,36 +129,22 @@ class CpuStep:
         function = engine.engine().address(small.norm(self.isa, self._added is not None))
         return function, p.arguments(small.NORM_FIELDS, values)
 
-    def _attention(self, layer: nn.Module, cache: KVCache, index: int) -> None:
+    def _attention(self, layer: nn.Module, index: int) -> None:
         p, c = self.program, self.config
         attention = cast(nn.Module, layer.self_attn)
         owner = attention._modules
-        query = p.floats(c.num_heads * c.head_dim)
-        key, value = (p.floats(c.num_kv_heads * c.head_dim) for _ in range(2))
-        projections = {"q_proj": query, "k_proj": key, "v_proj": value}
-        products = [self._product(owner, name, y) for name, y in projections.items()]
-        p.multiply([self._norm(cast(nn.Module, layer.input_layernorm))], self._normed, products)
-
-        out = p.floats(c.num_heads * c.head_dim)
-        norms = [
-            p.floats(c.head_dim).copy_(cast(Tensor, cast(nn.Module, m).weight).detach()).data_ptr() if c.qk_norm else 0
-            for m in (attention.q_norm, attention.k_norm)
-        ]
-        values = {
-            "query": query.data_ptr(), "key": key.data_ptr(), "value": value.data_ptr(),
-            "cos": self._tables[0], "sin": self._tables[1],
-            "keys": p.hold(cache.keys[index]), "values": p.hold(cache.values[index]), "out": out.data_ptr(),
-            "scores": p.floats(c.num_heads * (self._capacity + small.PAD)).data_ptr(),
-            "position": p.hold(self._position), "query_norm": norms[0], "key_norm": norms[1],
-            "eps": p.hold(self._eps), "capacity": self._capacity, "scale": p.hold(self._scale),
-        }  # fmt: skip
-        spec = small.AttendSpec(
-            c.head_dim, c.num_heads // c.num_kv_heads, self._cache_type, c.qk_norm, c.windows[index] or 0
+        projections = (
+            p.floats(c.num_heads * c.head_dim),
+            p.floats(c.num_kv_heads * c.head_dim),
+            p.floats(c.num_kv_heads * c.head_dim),
         )
-        function = engine.engine().address(small.attend(self.isa, spec))
-        p.record(function, p.arguments(small.ATTEND_FIELDS, values), c.num_kv_heads)
+        names = ("q_proj", "k_proj", "v_proj")
+        products = [self._product(owner, name, y) for name, y in zip(names, projections, strict=True)]
+        p.multiply([self._norm(cast(nn.Module, layer.input_layernorm))], self._normed, products)
+        out = p.floats(c.num_heads * c.head_dim)
+        before = self._attention_of.record(index, attention, projections, out)
         self._added = p.floats(c.hidden_size)
-        p.multiply([], out, [self._product(owner, "o_proj", self._added)])
+        p.multiply(before, out, [self._product(owner, "o_proj", self._added)])
 
     def _mlp(self, layer: nn.Module) -> None:
         p, size = self.program, self.config.intermediate_size
@@ -186,8 +168,9 @@ class CpuStep:
         same = self.layers is layers and self.table is table and self.head is head
         return same and self._watch.holds()
 
-    def run(self, token: int, position: int) -> tuple[Tensor, Peak | None]:
-        """position: tokens in the cache. Returns logits [vocab] and their peak, or the normed vector [hidden] and None.
+    def run(self, token: int, cache: Cache) -> tuple[Tensor, Peak | None]:
+        """cache: the one the step was made for. Returns logits [vocab] and their peak, or the normed vector [hidden]
+        and None.
 
         The tensor is the program's own: the next run writes into it. Raises ModelError for a token outside of the
         vocabulary.
@@ -198,12 +181,12 @@ class CpuStep:
             self._token[0] = token
         else:
             self.x.copy_(self.table(torch.tensor([token]))[0])
-        self._position[0] = position
+        self._attention_of.begin(cache)
         self.program.run()
         return self._result, None if self.head is None else self._peak.read()
 
 
-_steps: WeakKeyDictionary[KVCache, CpuStep] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[Cache, CpuStep] = WeakKeyDictionary()
 
 
 def _packed(module: nn.Module | None) -> PackedModule | None:
@@ -221,18 +204,19 @@ def cpu_step(
     norm: nn.Module,
     rope: Rope,
     head: nn.Module | None,
-    cache: KVCache,
+    cache: Cache,
+    dtype: torch.dtype,
 ) -> CpuStep | None:
     """The program for a model and a cache, made on first use; None where there is none (see `unsupported`)."""
-    if cache.batch != 1:
-        return None
     packed_head = _packed(head)
     step = _steps.get(cache)
     if step is not None and step.serves(table, layers, packed_head):
         return step
+    if unsupported_cache(cache):
+        return None
     linears = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear | PackedModule)]
-    if unsupported(config, cast(list[nn.Module], linears), cache.keys[0].dtype):
+    if unsupported(config, cast(list[nn.Module], linears), dtype):
         return None
     mode = BACKENDS[cast(Linear, linears[0]).backend]
-    step = _steps[cache] = CpuStep(config, table, layers, norm, rope, packed_head, cache, mode)
+    step = _steps[cache] = CpuStep(config, table, layers, norm, rope, packed_head, cache, dtype, mode)
     return step

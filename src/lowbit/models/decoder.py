@@ -175,14 +175,12 @@ class Decoder(nn.Module):
         """next_logits() of one token by one call of compiled code, or None where that does not serve."""
         if torch.is_grad_enabled() or self.device.type != "cpu" or torch.compiler.is_compiling():
             return None
-        if not isinstance(cache, KVCache):
-            return None
         table = self.model.embed_tokens
         head = self.lm_head if self.lm_head is not None else table if self.head_backend in BACKENDS else None
-        step = cpu_step(self.config, table, self.model.layers, self.model.norm, self.rope, head, cache)
+        step = cpu_step(self.config, table, self.model.layers, self.model.norm, self.rope, head, cache, self.dtype)
         if step is None:
             return None
-        y, peak = step.run(token, cache.length)
+        y, peak = step.run(token, cache)
         cache.advance(1)
         return NextLogits(y if step.head is not None else self.head(y.to(self.dtype)), peak)
 

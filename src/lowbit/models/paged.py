@@ -6,6 +6,8 @@ layer then stores its keys and values and attends over what is stored, its own n
 
 from __future__ import annotations
 
+from array import array
+
 import torch
 from torch import Tensor
 
@@ -118,14 +120,21 @@ class PagedKVCache(Cache):
         """Which attention backend serves single tokens, of every kind of layer; several names if they differ."""
         return "/".join(sorted({choose_backend(self.backend, each).name for each in self._problems.values()}))
 
-    def begin(self, time: int) -> Tensor:
-        """Room and plans for a pass; -> slots of its tokens, int64 [batch * time].
+    def make_room(self, time: int) -> list[array[int]]:
+        """Room for `time` tokens behind those that are held; -> the pages of each sequence, not to be changed.
 
         A pass that failed half way has left tokens behind: they are forgotten.
         """
         for sequence in self.sequences:
-            self.paged.truncate(sequence, min(self.length, self.paged.length(sequence)))
-        new = self.paged.extend(self.sequences, [time] * self.batch)
+            if self.paged.length(sequence) > self.length:
+                self.paged.truncate(sequence, self.length)
+        self.paged.reserve(self.sequences, [time] * self.batch)
+        return [self.paged.pool.sequence(sequence).pages for sequence in self.sequences]
+
+    def begin(self, time: int) -> Tensor:
+        """Room and plans for a pass; -> slots of its tokens, int64 [batch * time]."""
+        self.make_room(time)
+        new = self.paged.batch(self.sequences, [time] * self.batch)
         self._slots = new.slots(self.paged.device)
         for window, problem in self._problems.items():
             plan = self._plans.get((window, time == 1))

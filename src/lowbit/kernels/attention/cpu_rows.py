@@ -68,14 +68,7 @@ def attend_rows(problem: AttentionProblem, work: Work, operands: Operands, some:
 
 
 def store(target: PagedTensor, slots: Tensor, x: Tensor) -> None:
-    """Round and store new tokens: x [tokens, kv_heads, head_dim], slots [tokens] int64, below 0: not stored.
-
-    Compiled for formats of integers; others are torch's.
-    """
-    if not target.format.is_integer:
-        kept = slots >= 0
-        target.write(slots[kept], x[kept])
-        return
+    """Round and store new tokens: x [tokens, kv_heads, head_dim], slots [tokens] int64, below 0: not stored."""
     x, slots = x.float().contiguous(), slots.contiguous()
     text = store_pages(best(), target.format, target.head_dim, target.kv_heads, target.page_size)
     words = [_address(tensor) for tensor in (x, slots, target.codes, target.scales)]

@@ -18,9 +18,11 @@ from functools import cache
 
 from lowbit.formats.kv import KVFormat
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
-from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value, vector
+from lowbit.kernels.cpu.heads import Turn, load_head, scratch_of
+from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.page_rounding import NIBBLE_SHIFTS, transformed
+from lowbit.kernels.cpu.page_decoding import decoded, row_bytes
+from lowbit.kernels.cpu.page_rounding import rotated_basis, store_head, token_row
 from lowbit.kernels.cpu.vector_math import exponential, total
 
 PAD = 16  # floats behind the scores of a head: a multiple of every vector
@@ -31,6 +33,7 @@ FIELDS = (
     "query", "row", "table", "start", "end", "position", "page_table", "pages", "keys", "key_scales", "values",
     "value_scales", "slopes", "scores", "room", "out", "top", "total",
 )  # fmt: skip
+NEW_FIELDS = ("key", "value", "slots", "cos", "sin", "query_norm", "key_norm", "eps")  # with `appends`
 _NUMBERS = {"pages", "room"}
 EachKey = Callable[[Value, Value, Value, list[Value]], list[Value]]
 
@@ -50,6 +53,19 @@ class PageSpec:
     window: int = 0  # keys a query sees, itself included; 0: all
     soft_cap: float = 0.0  # 0: none
     alibi: bool = False
+    most_keys: int = 0  # of an item: scores lie on the stack; 0: any number, scores lie in memory that is given
+    appends: bool = False  # queries are a new token's projections, whose key and value are stored here
+    norms: bool = False  # with `appends`: of queries and keys
+
+    @property
+    def room(self) -> int:
+        """Floats for the scores of a head, with `most_keys`."""
+        return -(-self.most_keys // PAD) * PAD + PAD
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Of the arguments, in order."""
+        return FIELDS + NEW_FIELDS if self.appends else FIELDS
 
 
 @cache
@@ -60,11 +76,17 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
     position [rows] and page_table [requests, pages] int32; slopes [heads] float; scores [units, groups, room] float,
     room at least the keys of an item and PAD; out [items, heads, head_dim], top and total [items, heads] float, left
     alone where an item has no key: the result, the highest score and the sum of exp(score - highest).
+
+    With `appends`, query [rows, heads, head_dim], key and value [rows, kv_heads, head_dim] are float, before norm and
+    rope: cos and sin [positions, head_dim], query_norm and key_norm [head_dim] float, eps the address of a float;
+    slots [rows] int64. The unit that has a row's last key stores that key and value before it reads them.
     """
     f = Emitter(isa, {"arguments": PTR, "first": I64, "end": I64})
     base = f.arg("arguments")
-    a = {name: f.load(I64 if name in _NUMBERS else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(FIELDS)}
-    turned = f.stack(4 * spec.groups * spec.head_dim)
+    a = {name: f.load(I64 if name in _NUMBERS else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(spec.fields)}
+    turned, scratch = f.stack(4 * spec.groups * spec.head_dim), scratch_of(f, spec.head_dim)
+    if spec.most_keys:
+        a["scores"], a["room"] = f.stack(4 * spec.groups * spec.room), f.const(I64, spec.room)
     with f.loop(f.arg("first"), f.arg("end")) as loop:
         item, head = loop.index // spec.kv_heads, loop.index % spec.kv_heads
         row, table, start, end = (_integer(f, a[name], item) for name in ("row", "table", "start", "end"))
@@ -76,8 +98,15 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
         with f.when(start.compare("slt", end)):
             unit = _Unit(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end)
             place = (row * spec.kv_heads + head) * spec.groups
-            scores = f.at(a["scores"], loop.index * a["room"] * (4 * spec.groups))
-            _turn(f, spec, f.at(a["query"], place * (SIZE_BYTES[spec.query] * spec.head_dim)), turned)
+            unit_scores = f.const(I64, 0) if spec.most_keys else loop.index * a["room"] * (4 * spec.groups)
+            scores = f.at(a["scores"], unit_scores)
+            turn = None
+            if spec.appends:
+                eps = a["eps"] if spec.norms else None
+                turn = Turn(f, spec.head_dim, a["cos"], a["sin"], position, eps, scratch)
+                with f.when(end.compare("eq", position + 1)):
+                    _append(f, spec, a, turn, row, head)
+            _turn(f, spec, a, turn, place, turned)
             unit.score(turned, scores)
             place = (item * spec.kv_heads + head) * spec.groups
             unit.weigh(scores, position, head, place)
@@ -85,16 +114,28 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
     return f.build()
 
 
-def _turn(f: Emitter, spec: PageSpec, query: Value, target: Value) -> None:
-    """A group's query heads as float, scaled and in the basis of the keys."""
-    size = spec.key.group_size(spec.head_dim) if spec.key.hadamard else f.lanes
-    with f.loop(0, spec.groups * spec.head_dim, size) as loop:
-        places = [f.at(query, (loop.index + i) * SIZE_BYTES[spec.query]) for i in range(0, size, f.lanes)]
-        x = [f.load_floats(spec.query, place, f.lanes) for place in places]
-        if spec.key.hadamard:
-            x = transformed(f, x, size)
-        for i, v in enumerate(x):
-            f.store(v * spec.scale, f.at(target, (loop.index + i * f.lanes) * 4))
+def _turn(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn | None, place: Value, target: Value) -> None:
+    """A group's query heads, from head `place` on, as float, scaled and in the basis of the keys."""
+    head_dim = spec.head_dim
+    with f.loop(0, spec.groups) as loop:
+        source = f.at(a["query"], (place + loop.index) * (SIZE_BYTES[spec.query] * head_dim))
+        if turn is None:
+            x = load_head(f, source, head_dim, spec.query)
+        else:
+            x = turn.head(source, a["query_norm"])
+        for i, v in enumerate(rotated_basis(f, spec.key, x)):
+            f.store(v * spec.scale, f.at(target, loop.index * (4 * head_dim) + i * f.lanes * 4))
+
+
+def _append(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn, row: Value, head: Value) -> None:
+    """Store the key and the value of one head of a new token."""
+    source = (row * spec.kv_heads + head) * (4 * spec.head_dim)
+    slot = f.load(I64, f.at(a["slots"], row * 8), 8)
+    place = token_row(slot, head, spec.kv_heads, spec.page_size)
+    key = turn.head(f.at(a["key"], source), a["key_norm"])
+    value = load_head(f, f.at(a["value"], source), spec.head_dim)
+    store_head(f, spec.key, key, place, head, a["keys"], a["key_scales"])
+    store_head(f, spec.value, value, place, head, a["values"], a["value_scales"])
 
 
 class _Unit:
@@ -110,7 +151,7 @@ class _Unit:
         """Calls body(key's index from start, its row of codes, its scales, carried) -> carried, key after key."""
         f, spec, size = self.f, self.spec, self.spec.page_size
         fmt = spec.key if kind == "key" else spec.value
-        row_bytes, scale_bytes = _row_bytes(fmt, spec.head_dim)
+        code_bytes, scale_bytes = row_bytes(fmt, spec.head_dim)
         with f.loop(self.start // size, (self.end + (size - 1)) // size, carried=carried) as pages:
             page = _integer(f, self.table, pages.index)
             block = (page * spec.kv_heads + self.head) * size
@@ -118,7 +159,7 @@ class _Unit:
             low = f.select(first.compare("ult", self.start), self.start, first)
             with f.loop(low, f.smaller(last, self.end), carried=pages.carried) as keys:
                 token = block + (keys.index - first)
-                codes = f.at(self.a[f"{kind}s"], token * row_bytes)
+                codes = f.at(self.a[f"{kind}s"], token * code_bytes)
                 by_head = fmt.scale == "head"
                 place = self.head * 4 if by_head else token * scale_bytes
                 scales = f.at(self.a[f"{kind}_scales"], place)
@@ -222,60 +263,6 @@ class _Unit:
         return self.f.at(scores, self.a["room"] * (4 * head))
 
 
-def decoded(f: Emitter, fmt: KVFormat, head_dim: int, codes: Value, scales: Value, at: int) -> Value:
-    """Values at .. at + lanes of a row as floats. codes, scales: where those of the row begin."""
-    if fmt.is_plain:
-        return f.load_floats(fmt.name, f.at(codes, at * SIZE_BYTES[fmt.name]), f.lanes)
-    if not fmt.is_integer:
-        scale = f.load_floats("fp32" if fmt.scale == "head" else "fp16", scales, 0)
-        return _e4m3(f, _bytes(f, f.at(codes, at))) * f.splat(scale, f.lanes)
-    if fmt.bits == 4:
-        ints = _nibbles(f, codes, at)
-    else:
-        ints = _bytes(f, f.at(codes, at))
-    group = at // fmt.group_size(head_dim)
-    step = 4 if fmt.offset else 2
-    scale = f.splat(f.load_floats("fp16", f.at(scales, step * group), 0), f.lanes)
-    if fmt.offset:
-        offset = f.splat(f.load_floats("fp16", f.at(scales, step * group + 2), 0), f.lanes)
-        return f.fma(ints.cast("sitofp", f.floats), scale, offset)
-    return (ints - (1 << (fmt.bits - 1))).cast("sitofp", f.floats) * scale
-
-
-def _bytes(f: Emitter, pointer: Value) -> Value:
-    return f.load(vector("i8", f.lanes), pointer).cast("zext", f.ints)
-
-
-def _nibbles(f: Emitter, codes: Value, at: int) -> Value:
-    """4-bit codes at .. at + lanes of a row, in order."""
-    words = [f.broadcast(I32, f.at(codes, word // 2)) for word in range(at // 8 * 8, at + f.lanes, 8)]
-    word = words[0]
-    if len(words) > 1:  # 16 lanes: one word in the lower half, the next in the upper
-        mask = ", ".join(f"i32 {i}" for i in range(3 * f.lanes // 2) if not f.lanes // 2 <= i < f.lanes)
-        kind = f.ints
-        word = f.emit(kind, f"shufflevector {kind} {words[0].name}, {kind} {words[1].name}, <{f.lanes} x i32> <{mask}>")
-    shifts = ", ".join(f"i32 {NIBBLE_SHIFTS[(at + lane) % 8]}" for lane in range(f.lanes))
-    nibbles: Value = word >> Value(f, f.ints, f"<{shifts}>")
-    return nibbles & 15
-
-
-def _e4m3(f: Emitter, bits: Value) -> Value:
-    """Codes of e4m3 in lanes of 32 bits -> float: the exponent's bias is 7, and all ones are NaN."""
-    magnitude = bits & 0x7F
-    value = (magnitude << 20).cast("bitcast", f.floats) * 2.0**120
-    nan = f.const(f.ints, 0x7FC00000).cast("bitcast", f.floats)
-    value = f.select(magnitude.compare("eq", 0x7F), nan, value)
-    return (value.cast("bitcast", f.ints) | ((bits & 0x80) << 24)).cast("bitcast", f.floats)
-
-
 def _integer(f: Emitter, pointer: Value, index: Value) -> Value:
     """An int32 of an array as i64."""
     return f.load(I32, f.at(pointer, index * 4), 4).cast("sext", I64)
-
-
-def _row_bytes(fmt: KVFormat, head_dim: int) -> tuple[int, int]:
-    """Bytes of a token's codes and of its scales."""
-    scales = 2
-    for size in fmt.scale_shape(head_dim):
-        scales *= size
-    return head_dim * fmt.bits // 8, scales if fmt.scale_shape(head_dim) else 0

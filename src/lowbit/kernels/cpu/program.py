@@ -37,6 +37,8 @@ from lowbit.packing.cpu_tile import TILE_ROWS
 
 GATE_COLUMNS = 512  # columns of silu(gate) * up that one thread takes at a time, about
 _PLACES = ("planes", "scales", "sums")
+_UNITS = 2  # of the words of a record
+Call = tuple[int, int]  # a kernel and its arguments: addresses
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,16 @@ class Program:
         return ctypes.addressof(block)
 
     # ----------------------------------------------------------------------------------------------- records
-    def record(self, function: int, arguments: int, units: int = 1, chunk: int = 1) -> None:
+    def record(self, function: int, arguments: int, units: int = 1, chunk: int = 1) -> int:
+        """-> the record's number."""
         self._records.append([function, arguments, units, chunk, 0, 0, 0, 0])
+        return len(self._records) - 1
+
+    def resize(self, record: int, units: int) -> None:
+        """From the next run on, a record has another number of units."""
+        self._records[record][_UNITS] = units
+        if self._block is not None:
+            self._block[record * len(self._records[record]) + _UNITS] = units
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -98,7 +108,7 @@ class Program:
         for record in self._records[first:-1]:
             record[5] = 1
 
-    def chain(self, calls: Sequence[tuple[int, int]], units: int) -> None:
+    def chain(self, calls: Sequence[Call], units: int) -> None:
         """One record that runs kernels one after another on each unit."""
         function = engine().address(small.chain(len(calls)))
         self.record(function, self._words([word for call in calls for word in call]), units)
@@ -106,7 +116,7 @@ class Program:
     # ----------------------------------------------------------------------------------------------- matmuls
     def multiply(
         self,
-        before: Sequence[tuple[int, int]],  # kernels to run first, on one unit: what makes x
+        before: Sequence[Call],  # kernels to run first, on one unit: what makes x
         x: Tensor,  # [k] from floats()
         products: Sequence[tuple[PackedWeight, Tensor | None, Tensor]],  # weight, bias [n] float32, y [n] from floats()
         columns: int = 0,  # of x that `before` makes in one unit; 0: all of x
@@ -132,7 +142,7 @@ class Program:
         step = math.lcm(small.PAD, *(p.steps.step for p in preparations))
         return step * max(1, GATE_COLUMNS // step)
 
-    def _prepare(self, x: Tensor, p: _Preparation, columns: int) -> tuple[dict[str, int], tuple[int, int]]:
+    def _prepare(self, x: Tensor, p: _Preparation, columns: int) -> tuple[dict[str, int], Call]:
         """Addresses of the prepared x, with its bytes a row, and the kernel that prepares it."""
         rows = dict(zip(_PLACES, row_bytes(p.mode, p.steps), strict=True))
         values = {name: self.floats(-(-size // 4)).data_ptr() for name, size in rows.items()}

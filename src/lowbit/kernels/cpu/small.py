@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
+from lowbit.kernels.cpu.heads import Turn, load_head, root_mean_square, scratch_of
 from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Function, Value, module
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.vector_math import exponential, square_root, total
+from lowbit.kernels.cpu.vector_math import exponential, total
 
 PAD = 16  # floats: a multiple of every vector
 _ARGUMENTS = {"arguments": PTR, "first": I64, "end": I64}
@@ -34,16 +35,6 @@ def fields(f: Function, names: tuple[str, ...], integers: set[str]) -> dict[str,
     return {name: f.load(I64 if name in integers else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(names)}
 
 
-def _small_float(f: Emitter, pointer: Value) -> Value:
-    return f.load(FLOAT, pointer, 4)
-
-
-def _root_mean_square(f: Emitter, squares: Value, size: int | Value, eps: Value) -> Value:
-    """1 / sqrt(sum of squares / size + eps), a scalar. squares: a vector of partial sums."""
-    count = f.const(FLOAT, float(size)) if isinstance(size, int) else size.cast("uitofp", FLOAT)
-    return f.const(FLOAT, 1.0) / square_root(f, total(f, squares) / count + eps)
-
-
 @cache
 def norm(isa: InstructionSet, added: bool) -> str:
     """See NORM_FIELDS: `eps` is the address of a float."""
@@ -56,7 +47,7 @@ def norm(isa: InstructionSet, added: bool) -> str:
             x = x + f.load(f.floats, f.at(a["added"], place))
             f.store(x, f.at(a["x"], place))
         loop.put([f.fma(x, x, loop.carried[0])])
-    factor = f.splat(_root_mean_square(f, loop.carried[0], a["size"], _small_float(f, a["eps"])), f.lanes)
+    factor = f.splat(root_mean_square(f, loop.carried[0], a["size"], a["eps"]), f.lanes)
     with f.loop(0, a["padded"], f.lanes) as loop:
         place = loop.index * 4
         x = f.load(f.floats, f.at(a["x"], place)) * factor
@@ -119,25 +110,23 @@ def attend(isa: InstructionSet, spec: AttendSpec) -> str:
     position = f.load(I64, a["position"], 8)
     head_bytes = spec.head_dim * 4
     row_bytes = spec.head_dim * SIZE_BYTES[spec.cache]
-    angles = position * head_bytes
-    cos, sin = (_vectors(f, f.at(a[name], angles), spec.head_dim) for name in ("cos", "sin"))
+    eps = a["eps"] if spec.norms else None
+    turn = Turn(f, spec.head_dim, a["cos"], a["sin"], position, eps, scratch_of(f, spec.head_dim))
     with f.loop(f.arg("first"), f.arg("end")) as heads:
         head = heads.index
         keys, values = (f.at(a[name], head * a["capacity"] * row_bytes) for name in ("keys", "values"))
-        key = _vectors(f, f.at(a["key"], head * head_bytes), spec.head_dim)
-        key = _rotated(f, _normed(f, spec, key, a["key_norm"], a["eps"]), cos, sin)
-        value = _vectors(f, f.at(a["value"], head * head_bytes), spec.head_dim)
+        key = turn.head(f.at(a["key"], head * head_bytes), a["key_norm"])
+        value = load_head(f, f.at(a["value"], head * head_bytes), spec.head_dim)
         for source, target in ((key, keys), (value, values)):
             for i, part in enumerate(source):
                 place = f.at(target, position * row_bytes)
                 f.store_floats(spec.cache, part, f.at(place, i * f.lanes * SIZE_BYTES[spec.cache]))
         scale = f.broadcast(FLOAT, a["scale"])
-        together = max(1, isa.lanes // len(cos))  # heads whose vectors fit half of the registers
+        together = max(1, isa.lanes // len(value))  # heads whose vectors fit half of the registers
         for first in range(0, spec.heads, together):
             some = range(first, min(first + together, spec.heads))
             places = [head * spec.heads + index for index in some]
-            queries = [_vectors(f, f.at(a["query"], place * head_bytes), spec.head_dim) for place in places]
-            queries = [_rotated(f, _normed(f, spec, q, a["query_norm"], a["eps"]), cos, sin) for q in queries]
+            queries = [turn.head(f.at(a["query"], place * head_bytes), a["query_norm"]) for place in places]
             scaled = [[part * scale for part in q] for q in queries]
             scores = [f.at(a["scores"], place * (a["capacity"] + PAD) * 4) for place in places]
             outs = _attention(f, spec, scaled, keys, values, scores, position)
@@ -145,28 +134,6 @@ def attend(isa: InstructionSet, spec: AttendSpec) -> str:
                 for i, part in enumerate(out):
                     f.store(part, f.at(a["out"], place * head_bytes + i * f.lanes * 4))
     return f.build()
-
-
-def _vectors(f: Emitter, pointer: Value, count: int) -> list[Value]:
-    return [f.load(f.floats, f.at(pointer, i * 4)) for i in range(0, count, f.lanes)]
-
-
-def _normed(f: Emitter, spec: AttendSpec, x: list[Value], weight: Value, eps: Value) -> list[Value]:
-    if not spec.norms:
-        return x
-    squares = f.zero(f.floats)
-    for part in x:
-        squares = f.fma(part, part, squares)
-    factor = f.splat(_root_mean_square(f, squares, spec.head_dim, _small_float(f, eps)), f.lanes)
-    weights = _vectors(f, weight, spec.head_dim)
-    return [part * factor * w for part, w in zip(x, weights, strict=True)]
-
-
-def _rotated(f: Emitter, x: list[Value], cos: list[Value], sin: list[Value]) -> list[Value]:
-    half = len(x) // 2
-    low = [x[i] * cos[i] - x[i + half] * sin[i] for i in range(half)]
-    high = [x[i + half] * cos[i + half] + x[i] * sin[i + half] for i in range(half)]
-    return low + high
 
 
 def _attention(
@@ -187,8 +154,7 @@ def _attention(
     count = end - start
 
     def row(base: Value, index: Value) -> list[Value]:
-        place = f.at(base, index * (spec.head_dim * size))
-        return [f.load_floats(spec.cache, f.at(place, i * size), f.lanes) for i in range(0, spec.head_dim, f.lanes)]
+        return load_head(f, f.at(base, index * (spec.head_dim * size)), spec.head_dim, spec.cache)
 
     lowest = f.const(FLOAT, float("-inf"))
     with f.loop(start, end, carried=[lowest] * len(queries)) as loop:
