@@ -54,6 +54,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+WARM = 100  # steps
 PIECE_BYTES = (16 << 20) - (64 << 10)  # of a file, its header not counted
 
 
@@ -111,8 +112,9 @@ def train(folder: Path, output: Path, options: argparse.Namespace) -> None:
     kept: dict[str, Tensor] = {}
     start = time.perf_counter()
     for step in range(steps):
+        spent = (time.perf_counter() - start) / (60 * options.minutes) if options.minutes else 0.0
         for group in optimizer.param_groups:
-            group["lr"] = options.rate * _schedule(step, steps)
+            group["lr"] = options.rate * schedule(step, max(step / steps, spent))
         model.train()
         loss = loss_of(model, batch_of(tokens["train"], step, options.batch))
         optimizer.zero_grad(set_to_none=True)
@@ -129,7 +131,7 @@ def train(folder: Path, output: Path, options: argparse.Namespace) -> None:
                 kept = {n: p.detach().to("cpu", torch.bfloat16) for n, p in model.named_parameters()}
             if waited >= options.patience:
                 break
-            if options.minutes and time.perf_counter() - start > options.minutes * 60:
+            if spent >= 1:
                 break
     write(kept, folder, output)
     summary = {"validation_perplexity": math.exp(best), "steps": step + 1, "tokens": tokens["train"].numel()}
@@ -180,12 +182,9 @@ def validate(model: Decoder, tokens: Tensor, size: int) -> float:
     return float(torch.stack(losses).sum()) / count
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up, cosine to a twentieth."""
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def schedule(step: int, done: float) -> float:
+    """Linear warm-up over WARM steps, then the cosine to a twentieth. done: share of the steps or of the time."""
+    return min(1.0, (step + 1) / WARM) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
 def write(weights: dict[str, Tensor], folder: Path, output: Path) -> None:
@@ -206,15 +205,15 @@ def main() -> None:
     training.add_argument("folder", type=Path)
     training.add_argument("output", type=Path)
     training.add_argument("--device", default="cuda")
-    training.add_argument("--batch", type=int, default=32, help="windows of 1024 tokens")
+    training.add_argument("--batch", type=int, default=16, help="windows of 1024 tokens")
     training.add_argument("--epochs", type=int, default=10)
     training.add_argument("--steps", type=int, default=0, help="0: as the epochs say")
     training.add_argument("--rate", type=float, default=1.5e-3)
     training.add_argument("--decay", type=float, default=0.3)
     training.add_argument("--dropout", type=float, default=0.25)
     training.add_argument("--patience", type=int, default=8, help="validations without improvement before it ends")
-    training.add_argument("--every", type=int, default=50, help="steps between validations")
-    training.add_argument("--minutes", type=float, default=0.0, help="stop at the first validation after that long")
+    training.add_argument("--every", type=int, default=100, help="steps between validations")
+    training.add_argument("--minutes", type=float, default=0.0, help="0: no limit; the rate falls in time for it")
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.folder, options.model, options.texts)
