@@ -50,6 +50,22 @@ def test_the_order_of_sums_does_not_depend_on_the_batch_when_asked(name: str, ca
     assert len({(config.block_k, config.chunk) for config in configs}) == 1
 
 
+@pytest.mark.parametrize(
+    "n,k,config",
+    [  # the fastest of a search on an H200
+        (4096, 4096, PortableConfig(NAME, 8, 256, 4, warps=8, row_blocks=2, maxnreg=128)),
+        (6144, 4096, PortableConfig(NAME, 8, 256, 4, ctas_per_sm=2, maxnreg=168)),
+        (4096, 14336, PortableConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=255)),
+        (28672, 4096, PortableConfig(NAME, 8, 256, 4, ctas_per_sm=4, maxnreg=128)),
+        (8192, 28672, PortableConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=255)),
+    ],
+)
+def test_few_tokens_take_what_was_measured(n: int, k: int, config: PortableConfig) -> None:
+    for m in (1, 8):
+        assert choose_config(_problem("int4_g128", m, n, k), CHIPS[90], 132) == config
+    assert choose_config(_problem("int4_g128", 9, n, k), CHIPS[90], 132).block_m == 16
+
+
 @pytest.mark.parametrize("capability,limit", SMEM.items())
 def test_a_cta_has_the_shared_memory_of_its_chip(capability: int, limit: int) -> None:
     chip, weight_format = CHIPS[capability], parse_format("int4_g128")
