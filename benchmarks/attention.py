@@ -28,8 +28,10 @@ from attention_compile import HEAD_DIM, HEADS, problem_of
 from lowbit.attention import Batch, DecodePlan, PagedCache, PrefillPlan
 from lowbit.cli.bench.attention_peers import flashinfer_launches, torch_launches
 from lowbit.errors import LowbitError
-from lowbit.kernels.gpu import attention as gpu
+from lowbit.kernels.attention import DecodeConfig
+from lowbit.kernels.gpu.attention_launch import capability
 from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
+from lowbit.tuner.spaces.attention import gpu_configs
 from record import save
 
 READ_TBS, TFLOPS = 4.45, 790.0
@@ -72,13 +74,13 @@ def launch_us(launches: list[Callable[[], object]], replays: int = 9) -> float:
     return statistics.median(samples)
 
 
-def ours(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]:
+def ours(name: str, cache: PagedCache, batch: Batch, new: int, config: DecodeConfig | None) -> dict[str, Any]:
     """Time this package and check it. new: query rows of a request."""
     requests, length = len(batch.lengths), int(batch.lengths[0])
     problem = problem_of(name)
     plan: DecodePlan | PrefillPlan
     if new == 1:
-        plan = DecodePlan(problem, max_requests=requests, max_length=length, backend="gpu")
+        plan = DecodePlan(problem, max_requests=requests, max_length=length, backend="gpu", config=config)
     else:
         plan = PrefillPlan(problem, max_requests=requests, max_length=length, max_rows=requests * new, backend="gpu")
     plan.plan(batch)
@@ -132,11 +134,11 @@ def measure(name: str, case: str, new: int, peers: bool) -> dict[str, Any]:
     return row
 
 
-def timed(name: str, cache: PagedCache, batch: Batch, new: int) -> dict[str, Any]:
-    """This package's row of the table."""
+def timed(name: str, cache: PagedCache, batch: Batch, new: int, config: DecodeConfig | None = None) -> dict[str, Any]:
+    """This package's row of the table. config: of a decode; None: what runs."""
     requests, length = len(batch.lengths), int(batch.lengths[0])
     row: dict[str, Any] = {"format": name, "requests": requests, "length": length, "new": new}
-    row |= ours(name, cache, batch, new)
+    row |= ours(name, cache, batch, new, config)
     kv_bytes = cache.nbytes / len(cache.keys)
     flops = 4.0 * requests * HEADS * HEAD_DIM * (new * (length - new) + new * (new + 1) / 2)
     row["kv_bytes"], row["TBs"] = kv_bytes, kv_bytes / row["us"] / 1e6
@@ -149,7 +151,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for r in rows:
         peers = {f"flashinfer {way}": us for way, us in r.get("flashinfer_us", {}).items()}
         peers |= {name: r[f"{name}_us"] for name in ("torch", "published") if r.get(f"{name}_us")}
-        tile = " ".join(f"{k}={r[k]}" for k in ("block_n", "warps", "stages", "maxnreg", "blocks") if k in r)
+        tile = " ".join(f"{k}={r[k]}" for k in ("units", "keys", "warps", "stages", "maxnreg") if k in r)
         case = f"{r['requests']} x {r['length']}"
         text = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
         print(
@@ -159,24 +161,20 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def sweep(formats: list[str], cases: list[str]) -> list[dict[str, Any]]:
-    """Every candidate tile of decoding, in the cases given."""
+    """Every candidate of the tuner's for decoding, in the cases given."""
     rows = []
-    defaults = gpu.stream_tile, gpu.programs_at_once
     for name in formats:
         for case in cases:
             cache, batch = filled(name, *(int(size) for size in case.split("x")))
             best: list[dict[str, Any]] = []
-            for tile, blocks in attention_compile.decode_candidates(name):
-                gpu.stream_tile = lambda problem, target, tile=tile: tile
-                gpu.programs_at_once = lambda problem, blocks=blocks: blocks
+            for config in gpu_configs(problem_of(name), capability("cuda")):
                 try:
-                    best.append(timed(name, cache, batch, 1) | asdict(tile) | {"blocks": blocks})
+                    best.append(timed(name, cache, batch, 1, config) | asdict(config))
                 except (AssertionError, LowbitError, RuntimeError) as error:  # said and left out
-                    print(f"{name} {case} {tile} {blocks}: {type(error).__name__}: {str(error)[:160]}", flush=True)
+                    print(f"{name} {case} {config}: {type(error).__name__}: {str(error)[:160]}", flush=True)
             best.sort(key=lambda r: r["us"])
             show(best[:4])
             rows += best
-    gpu.stream_tile, gpu.programs_at_once = defaults
     return rows
 
 

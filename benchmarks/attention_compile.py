@@ -12,7 +12,7 @@ from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import AttentionProblem
 from lowbit.kernels.gpu import attention as gpu
 from lowbit.kernels.gpu.attention_launch import Kernel, compiled
-from lowbit.kernels.gpu.attention_plan import Tile
+from lowbit.tuner.spaces.attention import gpu_configs
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 
@@ -25,29 +25,11 @@ def problem_of(name: str) -> AttentionProblem:
     )  # fmt: skip
 
 
-def decode_candidates(name: str, target: int = 90) -> list[tuple[Tile, int]]:
-    """Tiles of decoding that fit, and how many programs a multiprocessor shall have."""
-    problem = problem_of(name)
-    row_bytes = 2 * HEAD_DIM * problem.key.bits_per_value(HEAD_DIM) / 8
-    found = []
-    for keys, warps, stages in (
-        (16, 4, 2), (16, 4, 3), (16, 4, 4), (16, 4, 6), (32, 4, 2), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3),
-        (16, 8, 2), (16, 8, 3), (32, 8, 2), (32, 2, 3), (64, 2, 2), (64, 2, 3),
-    ):  # fmt: skip
-        for maxnreg in (None, 168) if keys < 64 else (None,):
-            by_smem = int(gpu.SMEM_BYTES[target] // (warps * keys * stages * row_bytes + 2048))
-            by_registers = 65536 // (32 * warps * (maxnreg or 255))
-            blocks = min(by_smem, by_registers)
-            if blocks:
-                found += [(Tile(16, keys, warps, stages, maxnreg), count) for count in {blocks, max(1, blocks // 2)}]
-    return found
-
-
 def kernels_of(name: str, sweep: bool, prefill: bool, target: int) -> set[Kernel]:
     """What measuring a format launches."""
     problem = problem_of(name)
     if sweep:
-        return {gpu.stream_kernel(problem, tile, target) for tile, _ in decode_candidates(name, target)}
+        return {kernel for c in gpu_configs(problem, target) for kernel in gpu.decode_kernels(c, problem, target)}
     plain = gpu.decode_tile(problem)
     kernels = {gpu.attend_kernel(problem, plain, "all", target), gpu.merge_kernel(problem, plain, target)}
     if tile := gpu.stream_tile(problem, target):

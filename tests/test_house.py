@@ -25,7 +25,7 @@ RANK = {
     "packing": 2,
     "kernels": 3,
     "dispatch": 4,
-    "attention": 4,
+    "attention": 5,
     "nn": 5,
     "checkpoint": 6,
     "models": 7,

@@ -66,9 +66,22 @@ def test_tune_a_model(lowbit: Run, write_model: Any, model: str, tmp_path: Path)
         assert size in done.out
 
 
+def test_tune_attention(lowbit: Run, write_model: Any, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=1)
+    options = ("--device", "cpu", "--cache", "int8/int4", "--length", "90", "--requests", "2", "--requests", "9")
+    done = lowbit("tune", str(path), *options)  # its linears are not quantized
+    assert done.code == 0, done.err
+    assert "attention 2/1 x 32" in done.out and "2 x 90" in done.out and "int8/int4" in done.out
+    assert "2 tuned; " in done.out
+    assert lowbit("tune", str(path), *options, "--json").json["known"] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "says", "code"),
     [
+        (["m", "--length", "64"], "--requests and --length belong to --cache, such as --cache int8", 2),
+        (["--shape", "64x64", "--cache", "int8"], "--cache int8 with --shape 64x64: attention is a model's", 2),
+        (["--shape", "smollm2-135m", "--cache", "int9"], "int9", 2),
         ([], "name a MODEL or a --shape, and not both", 2),
         (["m", "--shape", "64x64"], "name a MODEL or a --shape, and not both", 2),
         (["m", "--format", "int4_g32"], "--format belongs to --shape", 2),
@@ -95,9 +108,8 @@ def test_nothing_tuned_is_a_failure(lowbit: Callable[..., Any], monkeypatch: pyt
     from lowbit.tuner.tune import Report
 
     def fail(problems: Any, **options: Any) -> Report:
-        return Report(
-            "X", False, failed=[({"n": 64, "k": 64, "m": 1, "format": "int4_g128"}, "no memory")], seconds={"all": 1.0}
-        )
+        key = {"op": "matmul", "n": 64, "k": 64, "m": 1, "format": "int4_g128", "x": "bfloat16"}
+        return Report("X", False, failed=[(key, "no memory")], seconds={"all": 1.0})
 
     monkeypatch.setattr("lowbit.tuner.tune.tune", fail)
     done = lowbit("tune", "--shape", "64x64", "--device", "cpu", "--m", "1")

@@ -49,6 +49,9 @@ class Fake(Tunable[Problem]):
     def problem(self, key: Key, device: str, index: int) -> Problem:
         return key["name"], tuple((does, us) for does, us in key["candidates"])
 
+    def labels(self, key: Key) -> tuple[str, str, str, str]:
+        return key["name"], "1", "f", "x"
+
     def device(self, problem: Problem) -> tuple[str, int]:
         return "cuda", 0
 

@@ -16,8 +16,18 @@ from torch import Tensor
 
 from lowbit.attention.cache import Batch, PagedCache
 from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
+from lowbit.dispatch.tuned_attention import measured_decode
 from lowbit.errors import UsageError
-from lowbit.kernels.attention import FIELDS, AttentionProblem, Limits, Operands, Work, Workspace, choose_backend
+from lowbit.kernels.attention import (
+    FIELDS,
+    AttentionProblem,
+    DecodeConfig,
+    Limits,
+    Operands,
+    Work,
+    Workspace,
+    choose_backend,
+)
 
 CASCADE_ROWS = 16  # requests that read a shared prefix together
 
@@ -39,6 +49,7 @@ class _Plan:
         cascade: bool = False,  # prefixes that neighbours share are read once
         padded: bool = False,  # query and out always have max_rows rows: for CUDA graphs
         debug: bool = False,  # check the arrays on the device before every run (it waits for the device)
+        config: DecodeConfig | None = None,  # of a decode; None: what was measured here, else the backend's rule
     ) -> None:
         for name, value in (("max_requests", max_requests), ("max_length", max_length), ("max_rows", max_rows)):
             if value < 1:
@@ -50,7 +61,8 @@ class _Plan:
         self.problem, self.fixed_split, self.cascade = problem, fixed_split, cascade
         self.padded, self.debug, self.max_length = padded, debug, max_length
         self.backend = choose_backend(backend, problem)
-        self.cut = self.backend.shape(problem, self.prefill)
+        self.config = config or self._config(max_requests, max_length)
+        self.cut = self.backend.shape(problem, self.prefill, self.config)
         self.tile_rows = max(self.cut.tile_rows, CASCADE_ROWS) if cascade else self.cut.tile_rows
         limits = self._limits(max_requests, max_rows, -(-max_length // problem.page_size))
         self.work = Work.empty(limits, self.tile_rows, problem.device)
@@ -60,6 +72,16 @@ class _Plan:
         self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
         self.batch: Batch | None = None
         self.rows = 0  # of query and out, by the newest plan
+
+    def _config(self, requests: int, length: int) -> DecodeConfig | None:
+        """What was measured for as many requests and tokens, unless bits must not depend on them; else the rule."""
+        if self.prefill:
+            return None
+        if self.fixed_split is None and not self.cascade:
+            measured = measured_decode(self.problem, self.backend, requests, length)
+            if measured is not None:
+                return measured
+        return self.backend.decode_config(self.problem)
 
     def _limits(self, requests: int, rows: int, pages: int) -> Limits:
         """Room for the largest step. Keys are cut only while there are fewer tiles than the backend's target."""
@@ -166,7 +188,7 @@ class _Plan:
         if self.debug:
             self._require_sound(batch, cache)
         operands = Operands(query.contiguous(), cache.keys[layer], cache.values[layer], out, sinks, slopes)
-        self.backend.run(problem, self.work, operands, self.workspace)
+        self.backend.run(problem, self.work, operands, self.workspace, self.config)
         return out
 
     def _require_fits(self, batch: Batch) -> None:
@@ -239,6 +261,7 @@ class DecodePlan(_Plan):
         cascade: bool = False,
         padded: bool = False,
         debug: bool = False,
+        config: DecodeConfig | None = None,
     ) -> None:
         super().__init__(
             problem,
@@ -250,6 +273,7 @@ class DecodePlan(_Plan):
             cascade=cascade,
             padded=padded,
             debug=debug,
+            config=config,
         )
 
 

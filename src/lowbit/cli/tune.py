@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -10,13 +11,16 @@ from lowbit.cli import options
 from lowbit.cli.console import note, show, show_json
 
 if TYPE_CHECKING:
-    from lowbit.kernels import Problem
+    import torch
+
+    from lowbit.models.config import ModelConfig
     from lowbit.tuner.tune import Report
 
 EXAMPLES = (
     "lowbit tune ./my-model",
     "lowbit tune --shape llama-3-8b --format int4_g128 --device cuda",
     "lowbit tune --shape 4096x14336 --format int4_g64 --m 1 --m 8 --device cpu",
+    "lowbit tune ./my-model --cache int8 --length 2048 --length 16384",
 )
 
 
@@ -33,6 +37,16 @@ def command(
         str | None, typer.Option("--format", help="Of the weights of --shape. [default: int4_g128]")
     ] = None,
     m: options.Tokens = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Also tune decoding over a cache in this format, such as int8 or int8/int4, in pages."),
+    ] = None,
+    requests: Annotated[
+        list[int] | None, typer.Option(help="With --cache: sequences of a step. [default: 1]", min=1)
+    ] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(help="With --cache: tokens of each. [default: 1024 4096]", min=1)
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     batch_invariant: Annotated[
@@ -45,6 +59,7 @@ def command(
 ) -> None:
     """Measure kernels on this device and keep the fastest for each matrix of a model and number of tokens.
 
+    With --cache the same for attention over a paged cache: how keys are cut and tiled for so many sequences and tokens.
     An estimate ranks the configurations; the best are compiled in parallel and measured in turns with weights from
     memory. What is found is written at once, so stopping loses nothing; `lowbit cache` shows where. Nothing else should
     run meanwhile.
@@ -53,7 +68,8 @@ def command(
     from lowbit.errors import LowbitError
     from lowbit.tuner.tune import tune
 
-    problems = chosen_problems(model, shape, format, m, device, dtype, batch_invariant)
+    asked = Cached(cache, requests or (), length or ())
+    problems = chosen_problems(model, shape, format, m, device, dtype, batch_invariant, asked)
     with progress("tuning") as bar:
         last = ""
 
@@ -64,7 +80,7 @@ def command(
                 last = what
                 note(f"{what}: {total} {'kernels' if what == 'compiling' else 'problems'}")
 
-        report = tune([("matmul", problem) for problem in problems], most=candidates, again=again, progress=step)
+        report = tune(problems, most=candidates, again=again, progress=step)
     if json:
         show_json(report.as_dict())
     else:
@@ -75,6 +91,14 @@ def command(
         raise LowbitError(f"nothing was tuned: {report.failed[0][1]}; try another shape, --m or --format")
 
 
+class Cached(NamedTuple):
+    """What is asked about attention: nothing where `cache` is None. Empty sizes: the usual ones."""
+
+    cache: str | None = None
+    requests: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+
+
 def chosen_problems(
     model: str | None,
     shape: list[str] | None,
@@ -83,8 +107,9 @@ def chosen_problems(
     device: str,
     dtype: str,
     batch_invariant: bool = False,
-) -> list[Problem]:
-    """What the options name. Raises UsageError, UnsupportedConfig or CheckpointError."""
+    asked: Cached = Cached(),  # noqa: B008 - frozen
+) -> list[tuple[str, Any]]:
+    """What the options name, each with its tunable. Raises UsageError, UnsupportedConfig or CheckpointError."""
     import torch
 
     from lowbit.cli.failures import usage
@@ -99,12 +124,15 @@ def chosen_problems(
         raise UsageError("name a MODEL or a --shape, and not both: lowbit tune --help has examples")
     if model is not None and format_name is not None:
         raise UsageError("--format belongs to --shape: a model's weights have their formats already")
+    if asked.cache is None and (asked.requests or asked.lengths):
+        raise UsageError("--requests and --length belong to --cache, such as --cache int8: they are attention's")
     place = choose_device(device)
     if model is not None:
         from lowbit.cli.source import open_model
 
         checkpoint = open_model(model)
-        weights = weights_of(checkpoint, model_config(checkpoint.config))
+        config = model_config(checkpoint.config)
+        configs, weights = [config], weights_of(checkpoint, config)
         x_dtype = choose_dtype(dtype, checkpoint, place)
     else:
         if dtype != "auto" and dtype not in DTYPES:
@@ -112,35 +140,68 @@ def chosen_problems(
         x_dtype = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
         with usage(FormatError):
             weight_format = parse_format(format_name or "int4_g128")
-        weights = []
+        configs, weights = [], []
         for text in shape or []:
             if text[:1].isdigit():
                 from lowbit.cli.bench.matmul import parse_shape
 
                 weights.append(Weight(*parse_shape(text), weight_format))
             else:
-                weights += weights_of_shape(known_shape(text), weight_format)
-    return matmuls(weights, m or TOKENS, place, x_dtype, batch_invariant)
+                configs.append(known_shape(text))
+                weights += weights_of_shape(configs[-1], weight_format)
+    if asked.cache is not None and not configs:
+        raise UsageError(
+            f"--cache {asked.cache} with --shape {' '.join(shape or [])}: attention is a model's; name one, such as "
+            "llama-3-8b"
+        )
+    found = [case for config in configs for case in _decodes(config, asked, place, x_dtype)]
+    if found and not weights:
+        return found
+    return [("matmul", each) for each in matmuls(weights, m or TOKENS, place, x_dtype, batch_invariant)] + found
+
+
+def _decodes(config: ModelConfig, asked: Cached, place: torch.device, dtype: torch.dtype) -> list[tuple[str, Any]]:
+    from lowbit.cli.failures import usage
+    from lowbit.errors import FormatError
+    from lowbit.models.paged import PAGE_SIZE, cache_formats
+    from lowbit.tuner.attention import LENGTHS, REQUESTS, decodes
+
+    if asked.cache is None:
+        return []
+    with usage(FormatError):
+        formats = cache_formats(asked.cache)
+    sizes = (asked.requests or REQUESTS, asked.lengths or LENGTHS)
+    return [("attention", case) for case in decodes(config, formats, place, dtype, PAGE_SIZE, *sizes)]
 
 
 def _text(report: Report) -> list[Any]:
     from rich.table import Table
 
+    from lowbit.tuner.tunable import get_tunable
+
     table = Table(title=report.device, title_justify="left", title_style="bold")
     for heading in ("n x k", "m", "format", "x", "kernel", "us", "untuned us", "gain"):
         table.add_column(heading, justify="left" if heading in {"n x k", "format", "x", "kernel"} else "right")
-    for r in sorted(report.results, key=lambda r: (r.problem["n"] * r.problem["k"], r.problem["n"], r.problem["m"])):
-        p = r.problem
+    for r in sorted(report.results, key=lambda r: _order(r.problem)):
         table.add_row(
-            f"{p['n']} x {p['k']}", str(p["m"]), p["format"], p["x"], r.best.family, f"{r.us:.2f}",
-            f"{r.default_us:.2f}", f"{(r.default_us / r.us - 1) * 100:.1f} %",
+            *get_tunable(r.problem["op"]).labels(r.problem), r.best.family, f"{r.us:.2f}", f"{r.default_us:.2f}",
+            f"{(r.default_us / r.us - 1) * 100:.1f} %",
         )  # fmt: skip
     lines: list[Any] = [table] if report.results else []
     lines.append(summary(report))
     if not report.has_shipped_table:
         lines.append(f"no table is shipped for {report.device}: what is not tuned runs by rule")
-    lines += [f"not tuned: {key['n']} x {key['k']}, m={key['m']}, {key['format']}: {why}" for key, why in report.failed]
+    for key, why in report.failed:
+        what, many, kept, _ = get_tunable(key["op"]).labels(key)
+        lines.append(f"not tuned: {what}, m={many}, {kept}: {why}")
     return lines
+
+
+def _order(key: dict[str, Any]) -> tuple[Any, ...]:
+    """Matmuls by size and number of tokens, then attention by requests and tokens."""
+    if key["op"] == "matmul":
+        return 0, key["n"] * key["k"], key["n"], key["m"]
+    return 1, key["requests"], key["length"], 0
 
 
 def summary(report: Report) -> str:

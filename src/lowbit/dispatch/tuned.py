@@ -72,14 +72,19 @@ def user_store(name: str) -> Store:
         return Store(None, name)
 
 
-@cache
 def source_digest(family: str) -> str:
     """A digest of the source of a family's folder: with other kernels, measurements are made again."""
-    module = FAMILIES[family].rpartition(".")[0].removeprefix("lowbit.").split(".")
-    folder = Path(str(files("lowbit"))).joinpath(*module)
+    return folders_digest(FAMILIES[family].rpartition(".")[0].removeprefix("lowbit."))
+
+
+@cache
+def folders_digest(*names: str) -> str:
+    """A digest of the source of folders of this package, such as "kernels.gpu"."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in names:
+        folder = Path(str(files("lowbit"))).joinpath(*name.split("."))
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -143,7 +148,9 @@ def _rows_here(problem: Problem) -> list[Row]:
 def forget() -> None:
     """Read files of measurements anew when they are needed next: something was measured, or the device changed."""
     from lowbit.dispatch.choose import choose
+    from lowbit.dispatch.tuned_attention import rows_here
 
+    rows_here.cache_clear()
     _index.cache_clear()
     choose.cache_clear()
 

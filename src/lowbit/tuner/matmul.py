@@ -39,6 +39,9 @@ class Matmul(Tunable[Problem]):
             batch_invariant=key["batch_invariant"], index=index,
         )  # fmt: skip
 
+    def labels(self, key: Key) -> tuple[str, str, str, str]:
+        return f"{key['n']} x {key['k']}", str(key["m"]), key["format"], key["x"]
+
     def device(self, problem: Problem) -> tuple[str, int]:
         return problem.device, problem.index
 

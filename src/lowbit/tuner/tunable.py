@@ -1,8 +1,7 @@
 """An operation whose kernels can be tuned: problems as JSON, candidates, compilation, and runs on a device.
 
-`matmul` is one. Another (attention, say) is a module with `TUNABLE` and a line in TUNABLES; compiling in processes,
-time limits, the file of measurements and the command line then serve it. Problems and configurations cross processes as
-JSON and nothing else.
+Each is a module with `TUNABLE` and a line in TUNABLES; compiling in processes, time limits, the file of measurements
+and the command line then serve it. Problems and configurations cross processes as JSON and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from lowbit.errors import LowbitError
 from lowbit.timing import Sampler
 
-TUNABLES: dict[str, str] = {"matmul": "lowbit.tuner.matmul"}
+TUNABLES: dict[str, str] = {"matmul": "lowbit.tuner.matmul", "attention": "lowbit.tuner.attention"}
 Key = dict[str, Any]  # a problem as JSON; "op" names its tunable
 
 
@@ -70,6 +69,10 @@ class Tunable(ABC, Generic[P]):
     @abstractmethod
     def problem(self, key: Key, device: str, index: int) -> P:
         """The inverse of key() on a device ("cpu", "cuda") and its number."""
+
+    @abstractmethod
+    def labels(self, key: Key) -> tuple[str, str, str, str]:
+        """A key for people: what, how many, its format, the type of x."""
 
     @abstractmethod
     def device(self, problem: P) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 
 from lowbit.errors import SlowPathWarning, UnsupportedConfig
-from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.backend import AttentionBackend, DecodeConfig, NewTokens, Operands, Shape
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
 
@@ -66,6 +66,7 @@ __all__ = [
     "FIELDS",
     "AttentionBackend",
     "AttentionProblem",
+    "DecodeConfig",
     "Limits",
     "NewTokens",
     "Operands",

@@ -11,6 +11,8 @@ from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import Work, Workspace
 from lowbit.packing.paged import PagedTensor
 
+MOST_UNITS, MOST_LEAST_KEYS = 64, 1 << 16
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -19,6 +21,14 @@ class Shape:
     tile_rows: int  # query rows of an item, at most
     target_items: int  # keys are cut until there are about this many items; 1: never
     least_keys: int  # of an item that is one of several, at least; a multiple of 16
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How a backend decodes, as far as a measurement may choose. Backends with more to choose derive from it."""
+
+    units: int  # items times key heads, for each multiprocessor or thread: keys are cut until there are about as many
+    least_keys: int  # as Shape has it
 
 
 @dataclass(frozen=True)
@@ -52,17 +62,37 @@ class AttentionBackend(ABC):
     """Backends choose nothing about each other."""
 
     name: str
+    config_type: type[DecodeConfig] = DecodeConfig  # what measurements are read into
 
     @abstractmethod
     def legal(self, problem: AttentionProblem) -> str | None:
         """Why the backend does not serve a problem, or None."""
 
-    @abstractmethod
-    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
-        """How it wants steps cut. The problem is legal."""
+    def decode_config(self, problem: AttentionProblem) -> DecodeConfig | None:
+        """How it decodes a legal problem when nobody has measured; None: there is nothing to choose."""
+        return None
+
+    def illegal_config(self, config: DecodeConfig, problem: AttentionProblem) -> str | None:
+        """Why a configuration cannot decode a legal problem, or None."""
+        if not 1 <= config.units <= MOST_UNITS:
+            return f"units={config.units}: 1 to {MOST_UNITS}"
+        if config.least_keys % 64 or not 64 <= config.least_keys <= MOST_LEAST_KEYS:
+            return f"least_keys={config.least_keys}: 64 to {MOST_LEAST_KEYS}, in multiples of 64"
+        return None
 
     @abstractmethod
-    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+    def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:
+        """How it wants steps cut. The problem is legal. config: of a decode; None: decode_config's."""
+
+    @abstractmethod
+    def run(
+        self,
+        problem: AttentionProblem,
+        work: Work,
+        operands: Operands,
+        workspace: Workspace,
+        config: DecodeConfig | None = None,  # the one that shape() had
+    ) -> None:
         """Work through the items and merge, into operands.out. Does not synchronize or allocate on a GPU."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.backend import AttentionBackend, DecodeConfig, NewTokens, Operands, Shape
 from lowbit.kernels.attention.cpu_rows import attend_rows, store
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.reference import (
@@ -92,12 +92,23 @@ class Cpu(AttentionBackend):
     def legal(self, problem: AttentionProblem) -> str | None:
         return None if problem.device == "cpu" else f"the cache is on {problem.device}"
 
-    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+    def decode_config(self, problem: AttentionProblem) -> DecodeConfig:
+        return DecodeConfig(UNITS, BLOCK_KEYS)
+
+    def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:
         if prefill:
             return Shape(TILE_ROWS, 1, BLOCK_KEYS)
-        return Shape(1, -(-UNITS * usable_threads() // problem.kv_heads), BLOCK_KEYS)
+        config = config or self.decode_config(problem)
+        return Shape(1, -(-config.units * usable_threads() // problem.kv_heads), config.least_keys)
 
-    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+    def run(
+        self,
+        problem: AttentionProblem,
+        work: Work,
+        operands: Operands,
+        workspace: Workspace,
+        config: DecodeConfig | None = None,
+    ) -> None:
         items = items_of(work)
         compiled = compiled_from(items) if unavailable() is None else len(items)
         for item in items[:compiled]:

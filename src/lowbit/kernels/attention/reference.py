@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lowbit.kernels.attention.backend import AttentionBackend, NewTokens, Operands, Shape
+from lowbit.kernels.attention.backend import AttentionBackend, DecodeConfig, NewTokens, Operands, Shape
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Work, Workspace
 from lowbit.packing.paged import PagedTensor
@@ -103,10 +103,17 @@ class Reference(AttentionBackend):
     def legal(self, problem: AttentionProblem) -> str | None:
         return None
 
-    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+    def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:
         return Shape(tile_rows=16 if prefill else 1, target_items=1, least_keys=64)
 
-    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+    def run(
+        self,
+        problem: AttentionProblem,
+        work: Work,
+        operands: Operands,
+        workspace: Workspace,
+        config: DecodeConfig | None = None,
+    ) -> None:
         for item in items_of(work):
             rows = slice(item["row"], item["row"] + item["rows"])
             pages, count = item_pages(work, item, problem.page_size), item["end"] - item["start"]

@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 
 from lowbit.formats.kv import KVFormat
-from lowbit.kernels.attention import AttentionBackend, AttentionProblem, NewTokens, Operands, Shape, Work, Workspace
+from lowbit.kernels.attention import (
+    AttentionBackend,
+    AttentionProblem,
+    DecodeConfig,
+    NewTokens,
+    Operands,
+    Shape,
+    Work,
+    Workspace,
+)
 from lowbit.kernels.gpu import attention_launch as launches
-from lowbit.kernels.gpu.attention_plan import TYPES, HeadShape, Tile, padded, plan_of, side_of, width_of
+from lowbit.kernels.gpu.attention_plan import TYPES, GpuDecode, HeadShape, Tile, padded, plan_of, side_of, width_of
 from lowbit.packing.paged import PagedTensor
 
 LARGEST_TILE = 128  # rows of queries times heads of a key head
@@ -40,28 +49,61 @@ def decode_tile(problem: AttentionProblem) -> Tile:
     return Tile(block_m, 32 if wide and bits == 16 else 64, 4, 3)
 
 
+def row_bytes(problem: AttentionProblem) -> float:
+    """Bytes of a key and a value of one head in shared memory, scales included."""
+    sides = [side_of(kept, problem.head_dim, 0) for kept in (problem.key, problem.value)]
+    return sum(width_of(problem.head_dim) * side.BITS / 8 + side.SCALE_ROW / 4 for side in sides)
+
+
 def stream_tile(problem: AttentionProblem, target: int) -> Tile | None:
     """The tile of one row a request, for the streaming kernel; None where that does not serve.
 
     It copies scales of eight keys at a time, 16 bytes or a power of two times that.
     """
-    if target < 80:
-        return None
-    row_bytes = 0.0
-    for kept in (problem.key, problem.value):
-        scales = side_of(kept, problem.head_dim, 0).SCALE_ROW
-        if scales & (scales - 1):
-            return None
-        row_bytes += width_of(problem.head_dim) * kept.bits / 8 + scales / 4
-    tiles = [(32, 4), (32, 3), (16, 3), (16, 2)]
     sides = [side_of(kept, problem.head_dim, 0) for kept in (problem.key, problem.value)]
+    if target < 80 or any(side.SCALE_ROW & (side.SCALE_ROW - 1) for side in sides):
+        return None
+    tiles = [(32, 4), (32, 3), (16, 3), (16, 2)]
     if target == 90 and problem.head_dim == 128 and all(side.BITS == 4 and not side.OFFSET for side in sides):
         tiles.insert(0, (64, 2))  # measured on an H200; elsewhere some spill
     for blocks in (programs_at_once(problem), 1):
         for keys, stages in tiles:
-            if 4 * keys * stages * row_bytes <= SMEM_BYTES[target] / blocks - 1024:
+            if 4 * keys * stages * row_bytes(problem) <= SMEM_BYTES[target] / blocks - 1024:
                 return Tile(16, keys, 4, stages)
     return None
+
+
+def tile_of(config: GpuDecode, problem: AttentionProblem) -> Tile:
+    """The tile of a legal configuration."""
+    block_m = 16 if config.streamed else decode_tile(problem).block_m
+    return Tile(block_m, config.keys, config.warps, config.stages, config.maxnreg or None)
+
+
+def illegal_decode(config: GpuDecode, problem: AttentionProblem, target: int) -> str | None:
+    """Why a configuration cannot decode a legal problem on a capability, or None."""
+    if config.streamed and stream_tile(problem, target) is None:
+        return f"streamed=True: the streaming kernel does not serve {problem} on capability {target}"
+    if config.keys not in (16, 32, 64, 128) or config.warps not in (2, 4, 8) or not 2 <= config.stages <= 8:
+        return f"{config}: keys are 16, 32, 64 or 128, warps 2, 4 or 8, stages 2 to 8"
+    if config.maxnreg and (config.maxnreg % 8 or not 64 <= config.maxnreg <= 248):
+        return f"maxnreg={config.maxnreg}: 0 for the compiler's choice, or 64 to 248 in multiples of 8"
+    if (size := decode_smem(config, problem)) > SMEM_BYTES.get(target, 0) - 1024:
+        return f"{size} bytes of shared memory: a program has {SMEM_BYTES.get(target, 0) - 1024}; take fewer stages"
+    return None
+
+
+def decode_smem(config: GpuDecode, problem: AttentionProblem) -> int:
+    """Bytes of shared memory of the keys and values on their way, about."""
+    keys = config.keys * (config.warps if config.streamed else 1)
+    return int(keys * config.stages * row_bytes(problem))
+
+
+def decode_kernels(config: GpuDecode, problem: AttentionProblem, target: int) -> list[launches.Kernel]:
+    """What a decode launches, as it is compiled."""
+    tile = tile_of(config, problem)
+    if config.streamed:
+        return [stream_kernel(problem, tile, target)]
+    return [attend_kernel(problem, tile, "all", target), merge_kernel(problem, tile, target)]
 
 
 def prefill_tile(problem: AttentionProblem) -> Tile:
@@ -73,6 +115,7 @@ def prefill_tile(problem: AttentionProblem) -> Tile:
 
 class GpuAttention(AttentionBackend):
     name = "gpu"
+    config_type = GpuDecode
 
     def legal(self, problem: AttentionProblem) -> str | None:
         if problem.device != "cuda" and not launches.interpreted():
@@ -86,18 +129,41 @@ class GpuAttention(AttentionBackend):
                 return f"{name} in bf16 with queries in {problem.dtype}: bf16 queries, or a cache in fp16"
         return None
 
-    def shape(self, problem: AttentionProblem, prefill: bool) -> Shape:
+    def decode_config(self, problem: AttentionProblem) -> GpuDecode:
+        tile = stream_tile(problem, launches.capability(problem.device))
+        streamed, tile = tile is not None, tile or decode_tile(problem)
+        return GpuDecode(
+            programs_at_once(problem), 64, streamed, tile.block_n, tile.warps, tile.stages, tile.maxnreg or 0
+        )
+
+    def illegal_config(self, config: DecodeConfig, problem: AttentionProblem) -> str | None:
+        assert isinstance(config, GpuDecode)
+        return super().illegal_config(config, problem) or illegal_decode(
+            config, problem, launches.capability(problem.device)
+        )
+
+    def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:
         if prefill:
             return Shape(LARGEST_TILE // problem.groups, 1, 64)
-        at_once = programs_at_once(problem) * launches.multiprocessors(problem.device)
-        return Shape(1, max(1, at_once // problem.kv_heads), 64)
+        config = config or self.decode_config(problem)
+        at_once = config.units * launches.multiprocessors(problem.device)
+        return Shape(1, max(1, at_once // problem.kv_heads), config.least_keys)
 
-    def run(self, problem: AttentionProblem, work: Work, operands: Operands, workspace: Workspace) -> None:
+    def run(
+        self,
+        problem: AttentionProblem,
+        work: Work,
+        operands: Operands,
+        workspace: Workspace,
+        config: DecodeConfig | None = None,
+    ) -> None:
         tile = decode_tile(problem)
         if work.tile_rows == 1:
-            target = launches.capability(operands.query.device)
-            if streamed := stream_tile(problem, target):
-                kernel = stream_kernel(problem, streamed, target)
+            config = config or self.decode_config(problem)
+            assert isinstance(config, GpuDecode)
+            tile = tile_of(config, problem)
+            if config.streamed:
+                kernel = stream_kernel(problem, tile, launches.capability(operands.query.device))
                 arguments = _arguments(work, operands, workspace)
                 merging = (work.merge_start, work.merge_slots, workspace.arrived)
                 launches.launch(

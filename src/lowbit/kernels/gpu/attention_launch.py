@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowbit.errors import UnsupportedConfig
+from lowbit.hardware import Gpu, gpu
 from lowbit.kernels.gpu import driver
 
 TYPES = {
@@ -44,17 +46,22 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def capability(device: torch.device) -> int:
+def capability(device: torch.device | str) -> int:
     """90 for compute capability 9.0; 0 for the interpreter."""
-    if interpreted():
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return 0 if interpreted() else int(_gpu(device).capability.replace(".", ""))
 
 
 def multiprocessors(device: torch.device | str) -> int:
     """Of a GPU; a few for the interpreter."""
-    return 3 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
+    return 3 if interpreted() else _gpu(device).multiprocessors
+
+
+def _gpu(device: torch.device | str) -> Gpu:
+    number = str(device).partition(":")[2]
+    found = gpu(int(number) if number else torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    if found is None:
+        raise UnsupportedConfig(f"attention on {device}: torch sees no such GPU")
+    return found
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lowbit.formats.kv import KVFormat
-from lowbit.kernels.attention import AttentionProblem
+from lowbit.kernels.attention import AttentionProblem, DecodeConfig
 from lowbit.kernels.gpu.ptx import cache_decode
 
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -22,6 +22,17 @@ class Tile:
     warps: int
     stages: int  # blocks of keys on their way
     maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuDecode(DecodeConfig):
+    """How a decode runs; units are programs of a multiprocessor."""
+
+    streamed: bool  # by attention_stream, else by attention_body
+    keys: int  # Tile.block_n
+    warps: int
+    stages: int
+    maxnreg: int = 0  # 0: as many as the compiler takes
 
 
 @dataclass(frozen=True)
