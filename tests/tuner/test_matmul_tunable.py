@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lowbit.dispatch.tuned import assumed_gpu
+from lowbit.dispatch import choose
+from lowbit.dispatch.tuned import HERE, assumed_gpu, compiler, forget, user_store
 from lowbit.errors import UnsupportedConfig, UsageError
-from lowbit.formats import parse_format
+from lowbit.formats import Section, parse_format
 from lowbit.hardware import Gpu
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.heuristic import tile_tokens
 from lowbit.models.shapes import SHAPES, known_shape
 from lowbit.tuner.contest import contest
 from lowbit.tuner.matmul import TUNABLE, candidate_of, config_of
-from lowbit.tuner.operands import copies_of, random_weight
+from lowbit.tuner.operands import copies_of, random_sections, random_weight
 from lowbit.tuner.space import get_space
 from lowbit.tuner.spaces.hopper import SPACE, WINNERS, arrangement, estimate_us
 from lowbit.tuner.tunable import Candidate, WrongResult, get_tunable
@@ -104,8 +106,73 @@ def test_a_model_needs_few_kernels(h200: None) -> None:
     assert len(pairs) > 600 and len(set(pairs)) < 150
 
 
+def sections_of(*widths: int, columns: int = 1024) -> tuple[Section, ...]:
+    """Sections as in EXL2 files."""
+    forms = [parse_format(f"int{bits}_g128_su4sq-fp16xcolumn") for bits in widths]
+    return tuple(Section(columns * i, columns * (i + 1), form) for i, form in enumerate(forms))
+
+
+def test_few_tokens_try_the_portable_kernel_on_hopper(h200: None) -> None:
+    """Its best in benchmarks/results/h200/portable_tune.json are among the eight that are measured."""
+
+    def tiles(problem: Problem) -> set[tuple[int, ...]]:
+        found = [config_of(c) for c in TUNABLE.candidates(problem, 16) if c.family == "portable"]
+        return {(c.warps, c.row_blocks, c.block_k, c.stages, c.ctas_per_sm) for c in found}  # type: ignore[attr-defined]
+
+    assert (4, 1, 512, 4, 2) in tiles(gpu_problem(8, 8192, 28672)) and len(tiles(gpu_problem(8, 8192, 28672))) >= 6
+    assert tiles(gpu_problem(8, 6144, 4096)) & {(4, 1, 256, 4, 2), (8, 2, 256, 5, 1)}
+    assert len(tiles(gpu_problem(9))) == 1  # by its own rule
+    assert not tiles(gpu_problem(8, batch_invariant=True))  # it rounds otherwise
+
+
+def test_sections_are_tuned(h200: None) -> None:
+    sections = sections_of(6, 4, 3)
+    form = sections[0].format
+    assert matmuls([Weight(4096, 3072, form, sections=sections)], [1], CUDA, torch.float16)[0].sections == sections
+    for m in (1, 16, 32):
+        problem = gpu_problem(m, 4096, 3072, str(form), sections=sections)
+        found = TUNABLE.candidates(problem, 16)
+        assert found[0] == TUNABLE.chosen(problem) and len(found) == len(set(found)) >= 3
+        assert all(get_family("hopper").legal(config_of(c), problem) is None for c in found)
+        assert all(TUNABLE.fits(problem, c) for c in found)
+        assert TUNABLE.kernel_scope(problem) != TUNABLE.kernel_scope(gpu_problem(m, 4096, 3072, str(form)))
+    assert TUNABLE.labels(TUNABLE.key(problem))[2] == "3 sections"
+    assert not TUNABLE.fits(problem, TUNABLE.chosen(gpu_problem(1, 4096, 3072, str(form), sections=sections)))
+    assert len(TUNABLE.candidates(replace(problem, batch_invariant=True), 16)) == 1
+
+
+@pytest.mark.parametrize("layout", ["fragment", "cpu_tile"])
+def test_random_sections(layout: str) -> None:
+    sections = sections_of(5, 3, columns=256)
+    w = random_sections(192, sections, layout, "cpu")
+    assert (w.shape, w.sections, w.format.bits) == ((192, 512), sections, 5)
+    values = w.unpack().dequantize()
+    assert values.isfinite().all() and 0.2 < float(values.std() * 512**0.5) < 5
+
+
+def test_act_order_takes_the_row_of_the_plain_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, h200: None
+) -> None:
+    """Columns in an order of their own are brought into it before the same matmul."""
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path))
+    forget()
+    plain = gpu_problem(4, 6144, 4096)
+    best = TUNABLE.candidates(plain, 16)[3]
+    assert best != TUNABLE.chosen(plain)
+    row = {"problem": TUNABLE.key(plain), "source": TUNABLE.source(best), "compiler": compiler("cuda"),
+           "family": best.family, "config": best.values, "us": 1.0, "default_us": 2.0}  # fmt: skip
+    assert user_store(H200.name).add([row])
+    forget()
+    for perm in (False, True):
+        found = choose(replace(plain, perm=perm))
+        assert (found.config, found.origin) == (config_of(best), HERE)
+    forget()
+
+
 def test_keys_are_inverses(h200: None) -> None:
-    for problem in (gpu_problem(3), gpu_problem(8, batch_invariant=True, index=1)):
+    sections = sections_of(4, 3)
+    in_sections = gpu_problem(8, k=2048, name=str(sections[0].format), sections=sections)
+    for problem in (gpu_problem(3), gpu_problem(8, batch_invariant=True, index=1), in_sections):
         assert TUNABLE.problem(TUNABLE.key(problem), "cuda", problem.index) == problem
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from lowbit.dispatch.choose import comparable, untuned
 from lowbit.dispatch.tuned import problem_key, source_digest
 from lowbit.errors import UnsupportedConfig
-from lowbit.formats import parse_format
+from lowbit.formats import Section, parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.packing import PackedWeight
 from lowbit.timing import Sampler, clocked, graphed
-from lowbit.tuner.operands import beyond_caches, copies_of, memory_reader, random_weight
+from lowbit.tuner.operands import beyond_caches, copies_of, memory_reader, random_sections, random_weight
 from lowbit.tuner.space import Space, get_space
 from lowbit.tuner.tunable import Bench, Candidate, Key, Tunable, WrongResult
 
@@ -36,11 +36,13 @@ class Matmul(Tunable[Problem]):
             torch.set_num_threads(key["threads"])  # it is a problem for so many
         return Problem(
             key["m"], key["n"], key["k"], parse_format(key["format"]), key["layout"], x, x, device,
+            sections=tuple(Section(start, stop, parse_format(name)) for start, stop, name in key.get("sections", [])),
             batch_invariant=key["batch_invariant"], index=index,
         )  # fmt: skip
 
     def labels(self, key: Key) -> tuple[str, str, str, str]:
-        return f"{key['n']} x {key['k']}", str(key["m"]), key["format"], key["x"]
+        kept = f"{len(key['sections'])} sections" if "sections" in key else key["format"]
+        return f"{key['n']} x {key['k']}", str(key["m"]), kept, key["x"]
 
     def device(self, problem: Problem) -> tuple[str, int]:
         return problem.device, problem.index
@@ -83,7 +85,8 @@ class Matmul(Tunable[Problem]):
         return candidate_of(space.kernel(config))
 
     def kernel_scope(self, problem: Problem) -> str:
-        return f"{problem.device} {problem.format} {problem.x_dtype} {problem.y_dtype}"
+        sections = "".join(f" {s.start}:{s.stop}:{s.format}" for s in problem.sections)
+        return f"{problem.device} {problem.format} {problem.x_dtype} {problem.y_dtype}{sections}"
 
     def compile(self, problem: Problem, candidate: Candidate) -> None:
         space, config = self._parts(candidate, problem)
@@ -140,12 +143,15 @@ class MatmulBench(Bench):
 
     @classmethod
     def _weights(cls, problem: Problem, where: torch.device) -> list[PackedWeight]:
-        key = (problem.n, problem.k, problem.format, problem.layout, where)
+        key = (problem.n, problem.k, problem.sections or problem.format, problem.layout, where)
         if cls._held is None or cls._held[0] != key:
             cls._held = None  # freed before others are made
             if where.type == "cuda":
                 torch.cuda.empty_cache()
-            first = random_weight(problem.n, problem.k, problem.format, problem.layout, where)
+            if problem.sections:
+                first = random_sections(problem.n, problem.sections, problem.layout, where)
+            else:
+                first = random_weight(problem.n, problem.k, problem.format, problem.layout, where)
             on_cpu = min(MOST_CPU_COPIES, -(-beyond_caches() // first.nbytes))
             count = copies_of(first.nbytes) if where.type == "cuda" else on_cpu
             cls._held = key, [first, *(first.map_tensors(Tensor.clone) for _ in range(count - 1))]

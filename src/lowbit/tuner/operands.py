@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lowbit.formats import QuantizedTensor, WeightFormat, quantize
+from lowbit.formats import QuantizedTensor, Section, WeightFormat, quantize
 from lowbit.formats.element import Float, Ternary
 from lowbit.hardware import host
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
@@ -48,6 +48,36 @@ def random_weight(
     generator = torch.Generator().manual_seed(seed)
     q = _random_codes(n, k, weight_format, generator)
     return pack_as(q, layout).to(device)
+
+
+def random_sections(
+    n: int, sections: tuple[Section, ...], layout: str, device: torch.device | str, seed: int = 0
+) -> PackedWeight:
+    """The same in sections of k, without super-scales or with ones of a column of groups."""
+    form = max((s.format for s in sections), key=lambda f: f.bits)
+    k = sections[-1].stop
+    if layout != FRAGMENT.name:
+        generator = torch.Generator().manual_seed(seed)
+        some = [_random_codes(n, s.stop - s.start, s.format, generator) for s in sections]
+
+        def joined(name: str) -> Tensor | None:
+            found = [getattr(q, name) for q in some]
+            return None if found[0] is None else torch.cat(found, 1)
+
+        codes, scales = joined("codes"), joined("scales")
+        assert codes is not None and scales is not None
+        q = QuantizedTensor(codes, scales, joined("zeros"), form, joined("super_scales"), sections=sections)
+        return pack_as(q, layout).to(device)
+    parts = [_random_fragments(n, s.stop - s.start, s.format, torch.device(device), seed + s.start) for s in sections]
+
+    def beside(name: str) -> Tensor | None:
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else torch.cat(found, 1)
+
+    words, scales = beside("words"), beside("scales")
+    assert words is not None and scales is not None
+    supers = (beside("super_scales"), beside("super_zeros"))
+    return PackedWeight(form, layout, (n, k), words, scales, beside("zeros"), *supers, sections=sections)
 
 
 def _random_codes(n: int, k: int, weight_format: WeightFormat, generator: torch.Generator) -> QuantizedTensor:

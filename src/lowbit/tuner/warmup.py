@@ -65,8 +65,6 @@ def _compile(model: Decoder, tokens: list[int], progress: Progress, weights: Ite
     requests, seen = [], set()
     for problem in dict.fromkeys(problems):
         candidate = candidate_of(choose(problem).config)
-        if problem.sections:
-            continue  # compiled by the run
         kernel = TUNABLE.kernel(problem, candidate)
         key = (TUNABLE.kernel_scope(problem), kernel)
         if key not in seen:

@@ -7,14 +7,14 @@ A prompt goes through every linear alone. A step of one token on a GPU takes q, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from lowbit.checkpoint import Checkpoint, Entry
 from lowbit.dispatch.tuned import device_name
 from lowbit.errors import UnsupportedConfig
-from lowbit.formats import WeightFormat
+from lowbit.formats import Section, WeightFormat
 from lowbit.kernels import FAMILIES, Problem, get_family
 from lowbit.models.config import ModelConfig
 from lowbit.models.fused import fused_parts, split_fused
@@ -33,6 +33,7 @@ class Weight:
     format: WeightFormat
     in_a_step: bool = True  # of one token on a GPU
     in_a_prompt: bool = True
+    sections: tuple[Section, ...] = ()  # of k; `format` is the widest's
 
 
 def weights_of_shape(config: ModelConfig, weight_format: WeightFormat) -> list[Weight]:
@@ -48,17 +49,20 @@ def weights_of_shape(config: ModelConfig, weight_format: WeightFormat) -> list[W
 
 
 def weights_of(checkpoint: Checkpoint, config: ModelConfig) -> list[Weight]:
-    """The quantized ones of a checkpoint; those in sections of several formats are left out."""
+    """The quantized ones of a checkpoint.
+
+    Columns in an order of their own change nothing: x is brought into it before the same matmul.
+    """
     checkpoint = split_fused(checkpoint, config)
     entries = {name.removesuffix(".weight"): entry for name, entry in checkpoint.entries.items()
-               if name.endswith(".weight") and isinstance(entry.form, WeightFormat) and not entry.sections}  # fmt: skip
+               if name.endswith(".weight") and isinstance(entry.form, WeightFormat)}  # fmt: skip
     found: list[Weight] = []
     used: set[str] = set()
     for group in fused_parts(config).values():
         first = next(iter(group))
         for stem in [name.removesuffix(first) for name in entries if name.endswith(f".{first}")]:
             members = [f"{stem}{part}" for part in group]
-            if all(name in entries and not entries[name].act_order for name in members):
+            if all(name in entries and not (entries[name].act_order or entries[name].sections) for name in members):
                 found += _joined([_weight(entries[name]) for name in members])
                 used.update(members)
     table = EMBEDDING.removesuffix(".weight")
@@ -71,7 +75,7 @@ def weights_of(checkpoint: Checkpoint, config: ModelConfig) -> list[Weight]:
 def _weight(entry: Entry) -> Weight:
     assert isinstance(entry.form, WeightFormat)
     n, k = entry.shape
-    return Weight(n, k, entry.form)
+    return Weight(n, k, entry.form, sections=entry.sections)
 
 
 def _joined(parts: Sequence[Weight]) -> list[Weight]:
@@ -87,13 +91,11 @@ def _joined(parts: Sequence[Weight]) -> list[Weight]:
 
 def distinct(weights: Iterable[Weight]) -> list[Weight]:
     """Equal sizes and formats once, launched wherever one of them is."""
-    merged: dict[tuple[int, int, WeightFormat], Weight] = {}
+    merged: dict[Weight, Weight] = {}
     for w in weights:
-        key = (w.n, w.k, w.format)
-        old = merged.get(key, Weight(w.n, w.k, w.format, False, False))
-        merged[key] = Weight(
-            w.n, w.k, w.format, old.in_a_step or w.in_a_step, old.in_a_prompt or w.in_a_prompt
-        )  # fmt: skip
+        key = replace(w, in_a_step=False, in_a_prompt=False)
+        old = merged.get(key, key)
+        merged[key] = replace(w, in_a_step=old.in_a_step or w.in_a_step, in_a_prompt=old.in_a_prompt or w.in_a_prompt)
     return list(merged.values())
 
 
@@ -122,7 +124,7 @@ def matmuls(
             found.append(
                 Problem(
                     m, weight.n, weight.k, weight_format, layout, x_dtype, x_dtype, device.type,
-                    batch_invariant=batch_invariant, index=index,
+                    sections=weight.sections, batch_invariant=batch_invariant, index=index,
                 )
             )  # fmt: skip
     if not found:
@@ -143,7 +145,10 @@ def _served(
             layout = get_family(name).layout(weight_format, device)
             if layout is None:
                 continue
-            problem = Problem(1, weight.n, weight.k, weight_format, layout, x_dtype, x_dtype, device, index=index)
+            problem = Problem(
+                1, weight.n, weight.k, weight_format, layout, x_dtype, x_dtype, device, sections=weight.sections,
+                index=index,
+            )  # fmt: skip
             reason = get_family(name).legal(None, problem)
             if reason is None:
                 return (weight_format, layout), {}

@@ -23,16 +23,19 @@ from lowbit.kernels.gpu.plan import (
     NAME,
     REGISTERS,
     RESERVED_BYTES,
+    SMEM_LIMIT,
     SMEM_SM,
     HopperConfig,
     plan_for,
     smem_bytes,
     stage_bytes,
 )
+from lowbit.kernels.gpu.sections_plan import sections_config, sections_plan, sections_smem
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
 MOST_STAGES = 10
+MOST_SECTION_REGISTERS = 168  # of a thread of a CTA that is alone
 # warps, row blocks, splits, block_k, CTAs of a multiprocessor
 NARROW = [
     (4, 1, 1, 256, (2, 3, 4)), (4, 1, 1, 512, (1, 2, 3, 4)), (4, 1, 2, 512, (1, 2, 3)), (4, 1, 2, 1024, (1, 2)),
@@ -144,7 +147,7 @@ MODEL = Model()
 
 
 @lru_cache(maxsize=64)
-def _instructions(weight_format: WeightFormat, x_dtype: torch.dtype) -> float:
+def instructions(weight_format: WeightFormat, x_dtype: torch.dtype) -> float:
     """Of a warp, for 32 lanes with 16 weights each."""
     any_config = choose_config(Problem(1, 64, 64, weight_format, "fragment", x_dtype, x_dtype, "cuda"))
     lines = plan_for(any_config, weight_format, X_TYPES[x_dtype], False).DECODE.splitlines()
@@ -175,7 +178,7 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
     memory = (stage - x_bytes) / min(share, model.most_bytes_us, on_the_way / model.latency_us)
     l2 = stage / model.l2_bytes_us
     weights = rows * config.block_k
-    decode = weights / 512 * _instructions(weight_format, problem.x_dtype) / model.issue_us
+    decode = weights / 512 * instructions(weight_format, problem.x_dtype) / model.issue_us
     if config.wide:
         products = weights / 1024 * model.wide_us * max(1.0, config.block_m / 64)
     else:
@@ -191,12 +194,42 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
     return model.start_us - model.early_us * room + units * each + sums
 
 
+def section_configs(problem: Problem) -> list[HopperConfig]:
+    """What a weight in sections may vary: CTAs of a multiprocessor with their registers, and stages. Its own first."""
+    own = sections_config(problem)
+    found = [own]
+    if problem.batch_invariant:
+        return found
+    for ctas in (1, 2):  # three leave a consumer 64 registers, which spills
+        registers = min(REGISTERS // (ctas * own.threads) // 8 * 8, MOST_SECTION_REGISTERS)
+        room = SMEM_SM // ctas - RESERVED_BYTES
+        config = replace(own, ctas_per_sm=ctas, maxnreg=registers)
+        fitting = [s for s in range(2, MOST_STAGES + 1)
+                   if sections_smem(replace(config, stages=s), problem.sections) <= min(room, SMEM_LIMIT)]  # fmt: skip
+        for stages in sorted({fitting[-1], fitting[len(fitting) // 2]}, reverse=True) if fitting else ():
+            found += [replace(config, stages=stages), replace(config, stages=stages, even_runs=True)]
+    return list(dict.fromkeys(found))
+
+
+def sections_us(config: HopperConfig, problem: Problem, model: Model = MODEL) -> float:
+    """The same estimate for sections, from bytes and bytes on their way alone."""
+    device = gpu(problem.index)
+    count = device.multiprocessors if device else 132
+    rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+    total = sum(s.format.total_bits(problem.n, s.stop - s.start) for s in problem.sections) / 8
+    stage = (sections_smem(config, problem.sections) - 8 * 1024) / config.stages
+    rate = min(rates.read_tb_s * 1e6 / count, config.ctas_per_sm * (config.stages - 1) * stage / model.latency_us)
+    return model.start_us + model.sums_us + total / count / rate + model.unit_us / config.ctas_per_sm
+
+
 class HopperSpace(Space):
     """Tiles, pipelines and parts of the kernels for few tokens, and the model of their time."""
 
     family = NAME
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:
+        if problem.sections:
+            return [*section_configs(problem)]
         own = choose_config(problem)
         if problem.batch_invariant:  # what changes no bit of a row
             return [own, *_same_bits(own, problem.format)]
@@ -206,6 +239,8 @@ class HopperSpace(Space):
 
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
         assert isinstance(config, HopperConfig)
+        if problem.sections:
+            return sections_us(config, problem)
         return estimate_us(config, problem) * (MODEL.known if arrangement(config) in WINNERS else 1.0)
 
     def kernel(self, config: KernelConfig) -> KernelConfig:
@@ -224,6 +259,8 @@ class HopperSpace(Space):
         assert isinstance(config, HopperConfig)
         if problem.batch_invariant:
             return config in self.candidates(problem)
+        if problem.sections:
+            return config.block_m == sections_config(problem).block_m and not config.whole_tiles
         return config.block_m == tile_tokens(problem.m) and not config.whole_tiles
 
     def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:
@@ -231,6 +268,11 @@ class HopperSpace(Space):
 
         assert isinstance(config, HopperConfig)
         x_type = X_TYPES[problem.x_dtype]
+        if problem.sections:
+            from lowbit.kernels.gpu.sections_build import build_sections
+
+            build_sections(sections_plan(config, problem.sections, x_type, bias), x_type, config.maxnreg)
+            return
         plan = plan_for(config, problem.format, x_type, bias)
         build(plan, x_type, config.maxnreg)
 

@@ -1,7 +1,9 @@
 """The portable kernel's configurations worth a look, and roughly what each takes.
 
 Every arrangement of warps, rows and columns, with as many stages as fit beside one more CTA of the next kernel, or
-without room for it. On Hopper, which has a kernel of its own, only what the family takes by its own rule.
+without room for it. On Hopper, which has kernels of its own, it wins for few tokens at most: for more, only what the
+family takes by its own rule. The estimate is that of the Hopper kernel with constants of this one's pipeline; it was
+compared with the winners of benchmarks/results/h200/portable_tune.json.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from lowbit.kernels.gpu.portable_plan import (
 )
 from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.tuner.space import Space
+from lowbit.tuner.spaces.hopper import MODEL, instructions
 
 # warps, row blocks, block_k, CTAs of a multiprocessor
 FEW_TOKENS = [
@@ -32,9 +35,11 @@ MANY_TOKENS = [
     (4, 1, 128, (2, 3)), (4, 1, 256, (2,)), (4, 2, 128, (1, 2, 3)), (4, 2, 256, (1, 2)), (8, 2, 128, (1, 2)),
     (8, 4, 128, (1, 2)), (8, 4, 256, (1,)), (4, 1, 64, (2, 3)),
 ]  # fmt: skip
+HOPPER_TOKENS = 8
 LEAST_REGISTERS = {8: 80, 16: 96, 32: 112, 64: 160, 128: 200}  # of a thread, for 16 rows of W a warp
-START_US, SUMS_US = 4.0, 2.0
-UNIT_US = 0.15  # of a barrier and what is not hidden behind it
+START_US, SUMS_US = 1.2, 1.5
+UNIT_US = 0.2  # of two barriers of a CTA that is alone
+LATENCY_US = 1.0  # of memory, by cp.async, which holds addresses in registers
 
 
 def configurations(block_m: int, weight_format: WeightFormat, chip: Chip) -> list[PortableConfig]:
@@ -72,27 +77,41 @@ class PortableSpace(Space):
         assert chip is not None
         if problem.batch_invariant:  # Hopper's kernel rounds otherwise, and must not take turns with this one
             return [] if chip.capability == 90 else [own]
-        if chip.capability == 90:
+        if chip.capability == 90 and problem.m > HOPPER_TOKENS:
             return [own]
         return list(dict.fromkeys([own, *configurations(own.block_m, problem.format, chip)]))
 
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
-        """Start, the longest run at the rate of memory or of the tensor cores, barriers, sums between CTAs."""
+        """Start; what the busiest multiprocessor takes for its units; sums between CTAs. See Model of hopper.py."""
         assert isinstance(config, PortableConfig)
         device = gpu(problem.index)
         count = device.multiprocessors if device else 132
         rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
         shares = share_out(config, problem.m, problem.n, problem.k, count * config.ctas_per_sm)
         longest = (shares.base + (shares.more > 0)) * shares.grain
-        unit = 64 * config.row_blocks * config.block_k * problem.format.bits / 8 + 2 * config.block_m * config.block_k
-        memory = unit * shares.ctas / (rates.read_tb_s * 1e6)
-        products = 128.0 * config.row_blocks * config.block_k * config.block_m * shares.ctas / (rates.tflops * 0.5e6)
-        split = shares.grain == 1 and shares.k_tiles % longest != 0
-        return START_US + longest * (max(memory, products) + UNIT_US) + (SUMS_US if split else 0.0)
+        together = -(-shares.ctas // count)
+        rows = 64 * config.row_blocks
+        weights = rows * config.block_k
+        words = weights * problem.format.bits / 8
+        stage = words + 2 * config.block_m * config.block_k
+        on_the_way = together * (config.stages - 1) * stage
+        rate = min(rates.read_tb_s * 1e6 / min(count, shares.ctas), MODEL.most_bytes_us, on_the_way / LATENCY_US)
+        decode = weights / 512 * instructions(problem.format, problem.x_dtype) / MODEL.issue_us
+        products = weights / 256 * max(1.0, config.block_m / 8) * MODEL.narrow_us
+        terms = sorted((words / rate, stage / MODEL.l2_bytes_us, decode + products + UNIT_US / together))
+        each = terms[2] + MODEL.hidden * (terms[0] + terms[1])
+        split = shares.grain == 1 and longest % shares.k_tiles != 0
+        sums = SUMS_US + rows * config.block_m * 4 * together / MODEL.sums_bytes_us if split else 0.0
+        return START_US + together * longest * each + sums
 
     def kernel(self, config: KernelConfig) -> KernelConfig:
         assert isinstance(config, PortableConfig)
         return replace(config, ctas_per_sm=1, even_runs=False, whole_tiles=False)
+
+    def alike(self, config: KernelConfig) -> KernelConfig:
+        """How many units are asked for early moves the time by less than two runs differ."""
+        assert isinstance(config, PortableConfig)
+        return replace(config, early=2)
 
     def compile(self, config: KernelConfig, problem: Problem, bias: bool) -> None:
         from lowbit.kernels.gpu.builds import build_for
