@@ -24,6 +24,7 @@ def command(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     backend: options.Backend = "auto",
+    cache: options.Cache = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -42,7 +43,7 @@ def command(
 
     start = time.perf_counter()
     with nullcontext() if aot is None else record_into(aot):
-        llm = load(open_model(model), device, dtype, backend)
+        llm = load(open_model(model), device, dtype, backend, cache)
         limit = llm.model.config.context_length
         for count in m or ():
             if count >= limit:
