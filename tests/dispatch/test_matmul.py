@@ -13,7 +13,7 @@ import lowbit
 from lowbit.dispatch import SlowPathWarning, choose
 from lowbit.dispatch.choose import _report
 from lowbit.dispatch.matmul import _handles
-from lowbit.dispatch.tuned import assumed_gpu
+from lowbit.dispatch.tuned import SHIPPED, assumed_gpu
 from lowbit.errors import LayoutError, UnsupportedConfig
 from lowbit.formats import parse_format, quantize
 from lowbit.hardware import Gpu
@@ -187,3 +187,13 @@ def test_a_shipped_row_of_a_later_family_comes_before_an_earlier_family() -> Non
         assert found.family.name == "portable"
         assert ("hopper", "portable was measured to be faster") in found.passed
         assert choose(replace(shape, k=4160)).family.name == "hopper"
+
+
+def test_integer_zero_points_take_the_shipped_row_of_the_symmetric_format() -> None:
+    symmetric = Problem(32, 8192, 28672, parse_format("int4_g128"), "fragment", torch.float16, torch.float16, "cuda")
+    with assumed_gpu(Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)):
+        expected = choose(symmetric)
+        found = choose(replace(symmetric, format=parse_format("int4_g128_asym")))
+        assert (found.config, found.origin) == (expected.config, SHIPPED)
+        for name in ("int4_g64_asym", "int4_g128_min"):  # no row of theirs
+            assert choose(replace(symmetric, format=parse_format(name))).origin != SHIPPED

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from importlib import metadata
 from importlib.resources import files
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.errors import UsageError
+from lowbit.formats.weight_format import Zero
 from lowbit.hardware import Gpu, assume, gpu, host
 from lowbit.kernels import FAMILIES, KernelConfig, KernelFamily, Problem, get_family
 from lowbit.places import cache_root
@@ -195,14 +196,20 @@ def shipped_table(device: str) -> bool:
 
 
 def shipped_config(family: KernelFamily, problem: Problem) -> KernelConfig | None:
-    """The shipped configuration for a legal problem, or None where there is none or it does not apply."""
+    """The shipped configuration for a legal problem, or None where there is none or it does not apply.
+
+    A format with integer zero points takes that of the symmetric one where it has none of its own: zero points are read
+    with the scales and cost a decode no instruction for a weight.
+    """
     if problem.device != "cuda" or family.config_type is KernelConfig:
         return None
     x = str(problem.x_dtype).removeprefix("torch.")
     tokens = family.tokens(problem)
-    key = (family.name, str(problem.format), problem.n, problem.k, x, problem.batch_invariant, tokens)
-    values = table(file_name(device_name("cuda", problem.index))).get(key)
-    if values is None:
-        return None
-    config = family.config_type(family=family.name, **values)
-    return config if family.legal(config, problem) is None else None
+    rows = table(file_name(device_name("cuda", problem.index)))
+    symmetric = [replace(problem.format, zero=Zero.NONE)] if problem.format.zero is Zero.INT else []
+    for weight_format in (problem.format, *symmetric):
+        values = rows.get((family.name, str(weight_format), problem.n, problem.k, x, problem.batch_invariant, tokens))
+        if values is not None:
+            config = family.config_type(family=family.name, **values)
+            return config if family.legal(config, problem) is None else None
+    return None
