@@ -6,27 +6,31 @@
 
 A row is known by its problem, the digest of the kernels' source and the compiler: another row with the same three
 replaces it, all others stay. A writer takes the lock beside the file, reads what is there now, adds its rows, and
-renames a file written beside. What cannot be read is reported once and counts as empty; what cannot be written is
-reported and costs the measurement only.
+renames a file written beside. Where the lock is held for long, by a process that was stopped, say, rows wait in a file
+of their own beside (x.waiting-....json), which is read with the first one and merged by the next writer. What cannot be
+read is reported once and counts as empty; what cannot be written is reported and costs the measurement only.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 Row = dict[str, Any]
 VERSION = 1
 MOST_BYTES = 64 << 20  # a larger file is not ours
+LOCK_SECONDS = 10.0  # a writer takes milliseconds
 MOST_NESTING = 4  # lists and mappings in each other in a row
 _warned: set[tuple[Path, str]] = set()
 
@@ -45,27 +49,38 @@ def identity(row: Row) -> str:
     return json.dumps([row.get("source"), row.get("compiler"), row["problem"]], sort_keys=True)
 
 
+class LockHeld(TimeoutError):
+    """Another process did not give a lock back in time."""
+
+
 class Store:
     """The measurements of one device. path: the JSON file; None keeps nothing."""
 
     def __init__(self, path: Path | None, device: str) -> None:
         self.path, self.device = path, device
+        self._patience_s = LOCK_SECONDS  # for the lock; none after it was in vain once
 
     def rows(self) -> list[Row]:
         """All rows; none where there is no file, or one that is damaged (which a warning says once)."""
         if self.path is None:
             return []
-        try:
-            return self._rows_or_none_yet()
-        except OSError as error:
-            self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
-            return []
+        found: dict[str, Row] = {}
+        for path in (self.path, *self._waiting()):
+            try:
+                found |= {identity(row): row for row in self._rows_or_none_yet(path)}
+            except OSError as error:
+                self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
+        return list(found.values())
 
-    def _rows_or_none_yet(self) -> list[Row]:
-        """As rows(); raises OSError where the file is there and the system does not give it."""
+    def _waiting(self) -> list[Path]:
+        """Files whose rows are to be merged."""
         assert self.path is not None
+        return sorted(self.path.parent.glob(f"{glob.escape(self.path.stem)}.waiting-*.json"))
+
+    def _rows_or_none_yet(self, path: Path) -> list[Row]:
+        """The rows of a file; raises OSError where it is there and the system does not give it."""
         try:
-            return _checked(_parsed(self.path), self.device)
+            return _checked(_parsed(path), self.device)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except (ValueError, RecursionError) as error:
@@ -84,23 +99,35 @@ class Store:
             return False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.with_suffix(".lock")):
-                kept = {identity(row): row for row in self._rows_or_none_yet()}
-                self._write(list((kept | new).values()))
+            lock = self.path.with_suffix(".lock")
+            try:
+                with locked(lock, self._patience_s):
+                    waiting = self._waiting()
+                    kept: dict[str, Row] = {}
+                    for path in (self.path, *waiting):
+                        kept |= {identity(row): row for row in self._rows_or_none_yet(path)}
+                    self._write(self.path, list((kept | new).values()))
+                    for path in waiting:
+                        path.unlink(missing_ok=True)
+            except LockHeld as error:
+                self._patience_s = 0.0
+                handle, name = tempfile.mkstemp(dir=lock.parent, prefix=f"{self.path.stem}.waiting-", suffix=".json")
+                os.close(handle)
+                self._write(Path(name), list(new.values()))
+                self._warn("lock", f"{error}; measurements wait beside it and are merged when it is free")
         except OSError as error:
             self._warn("write", f"measurements cannot be kept ({_reason(error)}); LOWBIT_CACHE_DIR names another place")
             return False
         return True
 
-    def _write(self, rows: list[Row]) -> None:
-        assert self.path is not None
+    def _write(self, path: Path, rows: list[Row]) -> None:
         text = ",\n".join(json.dumps(row) for row in rows)
         head = f'{{"version": {VERSION}, "device": {json.dumps(self.device)}, "rows": [\n'
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".writing-")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(head + text + "\n]}\n")
-            Path(name).replace(self.path)
+            Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
@@ -170,27 +197,38 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, waiting for whoever has it; the system gives it back if this process dies.
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a file's lock; the system gives it back if this process dies.
 
-    Raises OSError where the file cannot be made.
+    Raises LockHeld where whoever has it keeps it for so long, OSError where the file cannot be made.
     """
     with path.open("a+b") as file:
+        end = time.monotonic() + seconds
+        while not _take(file):
+            if time.monotonic() >= end:
+                raise LockHeld(f"another process holds {path.name} for more than {LOCK_SECONDS:g} s (is one stopped?)")
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            if sys.platform == "win32":
+                import msvcrt
+
+                file.seek(0)
+                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # elsewhere closing the file gives the lock back
+
+
+def _take(file: IO[bytes]) -> bool:
+    """Whether the lock was free, and is ours now."""
+    with suppress(OSError):
         if sys.platform == "win32":
             import msvcrt
 
-            while True:
-                with suppress(OSError):
-                    file.seek(0)
-                    msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # gives up after ten seconds
-                    break
-            try:
-                yield
-            finally:
-                file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield  # closing the file gives the lock back
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -104,6 +104,17 @@ def test_a_model_without_quantized_weights(model: str, lowbit: Run) -> None:
     assert done.code == 1 and "no linear is quantized" in done.err
 
 
+def test_what_does_not_fit_the_memory_is_refused_at_once(lowbit: Run) -> None:
+    done = lowbit("tune", "--shape", "9999999x9999999", "--device", "cpu", "--m", "1")
+    assert done.code == 1
+    assert "9999999 x 9999999 int4_g128: what is measured takes 1" in done.err
+    assert "GB, and this machine has" in done.err and "take a smaller one" in done.err
+    done = lowbit("bench", "matmul", "--shape", "9999999x9999999")
+    assert done.code == 2 and "--shape 9999999x9999999: what is measured takes 9" in done.err
+    done = lowbit("bench", "attention", "--length", "9999999999", "--requests", "9")
+    assert done.code == 2 and "9 x 9999999999 tokens of bf16, fp8, int8, int4: what is measured takes" in done.err
+
+
 def test_nothing_tuned_is_a_failure(lowbit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from lowbit.tuner.tune import Report
 

@@ -105,6 +105,15 @@ def test_nan_weights_leave_nothing_behind(lowbit: Run, write_model: Run, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["spoiled"]
 
 
+@pytest.mark.parametrize(("option", "value"), [("--held-out", "3"), ("--samples", "9"), ("--order", "none")])
+def test_options_of_calibration_without_a_text(
+    option: str, value: str, model: str, lowbit: Run, tmp_path: Path
+) -> None:
+    done = lowbit("quantize", model, str(tmp_path / "out"), "--format", "int4_g32", option, value)
+    assert (done.code, done.out) == (2, "") and not (tmp_path / "out").exists()
+    assert f"{option} {value}: it belongs to --calibrate, a text file or wikipedia" in done.err
+
+
 def test_a_name_that_is_taken(model: str, lowbit: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     done = lowbit("quantize", model, str(tmp_path), "--format", "int4_g32")

@@ -26,7 +26,12 @@ EXAMPLES = (
 DEFAULT_RECIPE = "int4"
 
 
+LEARNING = {"samples": "--samples", "length": "--length", "order": "--order", "damping": "--damping",
+            "windows": "--held-out"}  # fmt: skip
+
+
 def command(
+    context: typer.Context,
     model: options.Model,
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A new directory.", show_default=False)],
     recipe: options.RecipeOption = None,
@@ -68,6 +73,7 @@ def command(
         run(model, output, chosen, asked, json=json)
         return
     _require_no_data(chosen, method)
+    _require_no_learning(context)
     source = open_model(model)
     view = rounded(source, chosen, search)
     with progress("rounding and writing", "bytes") as report:
@@ -102,6 +108,14 @@ def _require_no_data(recipe: Recipe, method: str | None) -> None:
                 f"method {needing[0]} learns from a text: give one with --calibrate, a file or wikipedia; rtn needs "
                 "none"
             )
+
+
+def _require_no_learning(context: typer.Context) -> None:
+    """Raises UsageError for an option of calibration where nothing is calibrated."""
+    for name, option in LEARNING.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{option} {context.params[name]}: it belongs to --calibrate, a text file or wikipedia")
 
 
 def summary(source: Checkpoint, view: Checkpoint, recipe: Recipe) -> dict[str, Any]:

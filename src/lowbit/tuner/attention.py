@@ -19,7 +19,7 @@ from lowbit.kernels.gpu.attention import decode_kernels
 from lowbit.kernels.gpu.attention_plan import GpuDecode
 from lowbit.models.config import ModelConfig
 from lowbit.timing import Sampler, clocked, graphed
-from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches
+from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches, require_room
 from lowbit.tuner.pages import cache_bytes, filled_cache
 from lowbit.tuner.spaces.attention import cpu_configs, cut, estimate_us, gpu_configs
 from lowbit.tuner.tunable import Bench, Candidate, Key, Tunable, WrongResult
@@ -75,6 +75,8 @@ class Attention(Tunable[AttentionCase]):
         return candidate_of(backend, config)
 
     def candidates(self, problem: AttentionCase, most: int) -> list[Candidate]:
+        held = 2 * cache_bytes(problem.problem, problem.requests * problem.length)
+        require_room(f"{problem.requests} x {problem.length} tokens", held, *self.device(problem))
         own = self.chosen(problem)
         backend = get_backend(own.family)
         if own.family == "gpu":

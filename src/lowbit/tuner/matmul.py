@@ -16,7 +16,7 @@ from lowbit.formats import Section, parse_format
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.packing import PackedWeight
 from lowbit.timing import Sampler, clocked, graphed
-from lowbit.tuner.operands import beyond_caches, copies_of, memory_reader, random_sections, random_weight
+from lowbit.tuner.operands import beyond_caches, copies_of, memory_reader, random_sections, random_weight, require_room
 from lowbit.tuner.space import Space, get_space
 from lowbit.tuner.tunable import Bench, Candidate, Key, Tunable, WrongResult
 
@@ -51,6 +51,9 @@ class Matmul(Tunable[Problem]):
         return candidate_of(untuned(problem).config)
 
     def candidates(self, problem: Problem, most: int) -> list[Candidate]:
+        require_room(
+            f"{problem.n} x {problem.k} {problem.format}", operand_bytes(problem), problem.device, problem.index
+        )
         own = self.chosen(problem)
         found = [own, candidate_of(get_family(own.family).default(problem))]
         for name in self.families(problem):
@@ -110,6 +113,16 @@ class Matmul(Tunable[Problem]):
 
     def _parts(self, candidate: Candidate, problem: Problem) -> tuple[Space, KernelConfig]:
         return get_space(candidate.family), config_of(candidate)
+
+
+def operand_bytes(problem: Problem) -> float:
+    """Bytes of what a bench holds: copies of the weight, x and y; on a CPU also the codes that it is packed from."""
+    parts = [(s.format, s.stop - s.start) for s in problem.sections] or [(problem.format, problem.k)]
+    weight = sum(form.total_bits(problem.n, columns) for form, columns in parts) / 8
+    rows = problem.m * (problem.k + problem.n) * problem.x_dtype.itemsize
+    if problem.device == "cuda":
+        return copies_of(weight) * weight + rows
+    return min(MOST_CPU_COPIES, -(-beyond_caches() // weight)) * weight + problem.n * problem.k + rows
 
 
 def candidate_of(config: KernelConfig) -> Candidate:

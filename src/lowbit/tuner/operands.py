@@ -8,9 +8,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lowbit.errors import UsageError
 from lowbit.formats import QuantizedTensor, Section, WeightFormat, quantize
 from lowbit.formats.element import Float, Ternary
-from lowbit.hardware import host
+from lowbit.hardware import gpu, host
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 
 COPIES_BYTES = 320e6  # of a weight on a GPU, in all: several times what an L2 holds
@@ -27,6 +28,18 @@ def beyond_caches() -> int:
     """How much memory a CPU walks through so that it does not come from a cache: more than twice the last level's."""
     machine = host()
     return max(LEAST_BYTES, min(MOST_BYTES, 2 * (machine.l3_bytes or machine.l2_bytes or 0)))
+
+
+def require_room(what: str, nbytes: float, device: str, index: int = 0) -> None:
+    """Raises UsageError for operands that exceed the memory of a device, before any is made."""
+    card = gpu(index) if device == "cuda" else None
+    most = card.memory_bytes if card is not None else host().memory_bytes
+    if most is not None and nbytes > most:
+        where = card.name if card is not None else "this machine"
+        raise UsageError(
+            f"{what}: what is measured takes {nbytes / 1e9:,.1f} GB, and {where} has {most / 1e9:,.1f}; "
+            "take a smaller one"
+        )
 
 
 @cache

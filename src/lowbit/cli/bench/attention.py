@@ -133,6 +133,7 @@ def measure(
     from lowbit.compiling import expecting_compilation
     from lowbit.report import AttentionSpeed
     from lowbit.timing import race
+    from lowbit.tuner.operands import require_room
     from lowbit.tuner.pages import cache_bytes
 
     if on_gpu := place.type == "cuda":
@@ -142,6 +143,8 @@ def measure(
     kernels: dict[str, str] = {}
     peers: dict[str, dict[str, str]] = {}  # of a format: name of a peer -> of its sampler
     first = next(iter(problems.values()))
+    held = sum(2 * cache_bytes(each, requests * length) for each in problems.values())
+    require_room(f"{requests} x {length} tokens of {', '.join(problems)}", held, place.type, place.index or 0)
     names = dict.fromkeys((["float32"] if not on_gpu else []) + [str(first.dtype).removeprefix("torch.")])
     with expecting_compilation():
         for name in names:

@@ -53,9 +53,10 @@ def measure_gpu(
     from lowbit.kernels import Problem
     from lowbit.report import MatmulSpeed
     from lowbit.timing import graphed, race
-    from lowbit.tuner.operands import copies_of, random_weight
+    from lowbit.tuner.operands import copies_of, random_weight, require_room
     from lowbit.tuner.work import Weight, matmuls
 
+    require_room(f"--shape {n}x{k}", (4 + 2 * copies_of(2 * n * k)) * n * k, "cuda", place.index or 0)
     torch.cuda.set_device(place)
     samplers: dict[str, Sampler] = {}
     weights: dict[str, PackedWeight] = {}

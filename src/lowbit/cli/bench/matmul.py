@@ -127,7 +127,9 @@ def measure(
     from lowbit.kernels import Problem
     from lowbit.report import MatmulSpeed
     from lowbit.timing import Timing, compare
+    from lowbit.tuner.operands import require_room
 
+    require_room(f"--shape {n}x{k}", (4 + 4 + 2) * n * k, "cpu")  # random numbers, and torch's two weights
     random = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, k, generator=random) for rows in (n, m))
     calls: dict[str, Callable[[], object]] = {"floor": stream.reader(nbytes)}
