@@ -23,6 +23,7 @@ from lowbit.attention.pages import PagePool
 from lowbit.errors import UsageError
 from lowbit.formats.kv import KVFormat, kv_format
 from lowbit.kernels.attention import AttentionBackend, NewTokens, get_backend
+from lowbit.kernels.cpu.memory import advise_huge_pages
 from lowbit.packing.paged import PagedTensor
 
 
@@ -99,6 +100,11 @@ def _joined(parts: list[np.ndarray], device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])).to(device)
 
 
+def _spread(memory: Tensor) -> None:
+    if memory.device.type == "cpu":
+        advise_huge_pages(memory, collapse=False)
+
+
 class PagedCache:
     """Keys and values of all layers. Formats: lowbit.formats.kv. Raises LayoutError, FormatError or UsageError."""
 
@@ -120,7 +126,8 @@ class PagedCache:
         self.key_format, self.value_format = kv_format(key), kv_format(key if value is None else value)
 
         def make(format: KVFormat) -> list[PagedTensor]:  # noqa: A002 - the field's word
-            return [PagedTensor.empty(format, pages, kv_heads, page_size, head_dim, device) for _ in range(layers)]
+            sizes = layers, pages, kv_heads, page_size, head_dim
+            return PagedTensor.layers(format, *sizes, device, _spread)
 
         self.keys, self.values = make(self.key_format), make(self.value_format)
         self.kv_heads, self.head_dim, self.pages, self.page_size = kv_heads, head_dim, pages, page_size

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import ModelError
+from lowbit.kernels.cpu.memory import advise_huge_pages
 from lowbit.models.config import ModelConfig
 
 
@@ -79,9 +80,11 @@ class KVCache(Cache):
         self, config: ModelConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__(config, batch, capacity)
-        shape = (batch, config.num_kv_heads, capacity, config.head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        shape = (2, config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
+        block = torch.empty(shape, dtype=dtype, device=device)
+        if block.device.type == "cpu":
+            advise_huge_pages(block, collapse=False)
+        self.keys, self.values = (list(half.unbind()) for half in block)
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ Tensors on the GPU and the CPU are the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,16 +79,39 @@ class PagedTensor:
         device: torch.device | str,
     ) -> PagedTensor:
         """Room for pages * page_size tokens, all zero. Raises LayoutError for sizes that have no layout."""
+        return cls.layers(format, 1, pages, kv_heads, page_size, head_dim, device)[0]
+
+    @classmethod
+    def layers(
+        cls,
+        format: KVFormat,  # noqa: A002 - the field's word
+        count: int,
+        pages: int,
+        kv_heads: int,
+        page_size: int,
+        head_dim: int,
+        device: torch.device | str,
+        untouched: Callable[[Tensor], object] = lambda memory: None,
+    ) -> list[PagedTensor]:
+        """`count` of them, whose codes lie one after another, and whose scales do.
+
+        untouched: is shown memory before anything is written to it.
+        """
         check_shape(kv_heads, head_dim, page_size)
         width = head_dim // 2 if format.bits == 4 else head_dim
-        codes = torch.zeros(pages, kv_heads, page_size, width, dtype=format.dtype, device=device)
-        scales = None
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            memory = torch.empty(count, *shape, dtype=dtype, device=device)
+            untouched(memory)
+            return memory.zero_()
+
+        codes = zeros(pages, kv_heads, page_size, width, dtype=format.dtype)
+        scales: Sequence[Tensor | None] = [None] * count
         if format.scale == "head":
-            scales = torch.ones(kv_heads, dtype=torch.float32, device=device)
+            scales = torch.ones(count, kv_heads, dtype=torch.float32, device=device).unbind()
         elif not format.is_plain:
-            shape = (pages, kv_heads, page_size, *format.scale_shape(head_dim))
-            scales = torch.zeros(shape, dtype=torch.float16, device=device)
-        return cls(format, head_dim, codes, scales)
+            scales = zeros(pages, kv_heads, page_size, *format.scale_shape(head_dim), dtype=torch.float16).unbind()
+        return [cls(format, head_dim, *each) for each in zip(codes.unbind(), scales, strict=True)]
 
     @property
     def pages(self) -> int:

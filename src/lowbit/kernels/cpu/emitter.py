@@ -6,7 +6,7 @@ integer forms here take their place. Storage types are named as in formats: fp32
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lowbit.kernels.cpu.ir import Function, Type, Value, module, vector
 from lowbit.kernels.cpu.isa import InstructionSet
@@ -110,10 +110,14 @@ class Emitter(Function):
         """A vector of i32 seen as four times as many bytes."""
         return x.cast("bitcast", vector("i8", 4 * x.type.lanes))
 
+    def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
+        """Lanes of a and, counted on from there, of b."""
+        kind, mask = vector(a.type.item, len(lanes)), ", ".join(f"i32 {lane}" for lane in lanes)
+        other = "poison" if b is None else b.name
+        return self.emit(kind, f"shufflevector {a.type} {a.name}, {a.type} {other}, <{len(lanes)} x i32> <{mask}>")
+
     def slice_lanes(self, x: Value, start: int, count: int) -> Value:
-        kind = vector(x.type.item, count)
-        mask = ", ".join(f"i32 {start + i}" for i in range(count))
-        return self.emit(kind, f"shufflevector {x.type} {x.name}, {x.type} poison, <{count} x i32> <{mask}>")
+        return self.shuffle(x, None, range(start, start + count))
 
     def call_each(self, result: Type, name: str, *args: Value) -> Value:
         """An intrinsic of whole registers, on each register of some vectors."""
@@ -124,10 +128,7 @@ class Emitter(Function):
             self.call(half, name, *(self.slice_lanes(a, i * a.type.lanes // 2, a.type.lanes // 2) for a in args))
             for i in range(2)
         )
-        mask = ", ".join(f"i32 {i}" for i in range(result.lanes))
-        return self.emit(
-            result, f"shufflevector {half} {low.name}, {half} {high.name}, <{result.lanes} x i32> <{mask}>"
-        )
+        return self.shuffle(low, high, range(result.lanes))
 
     def masked(self, x: Value, keep: range) -> Value:
         """x with zero in the lanes outside of `keep`."""

@@ -1,4 +1,4 @@
-"""Huge pages under weights: a core that streams 4 KiB pages waits for address translation half of the time.
+"""Huge pages under weights and caches: a core that streams 4 KiB pages waits for address translation half of the time.
 
 MADV_COLLAPSE (Linux 6.1) turns pages that are already there into huge ones; before it, MADV_HUGEPAGE asks the kernel to
 do so by and by. Both are advice: where they fail, weights are read as they are.
@@ -28,8 +28,11 @@ def _madvise() -> ctypes._NamedFuncPointer | None:
     return function
 
 
-def advise_huge_pages(tensor: Tensor) -> None:
-    """Ask for huge pages under a tensor, its neighbours on the first and last of them included."""
+def advise_huge_pages(tensor: Tensor, collapse: bool = True) -> None:
+    """Ask for huge pages under a tensor, its neighbours on the first and last of them included.
+
+    collapse: also where its pages are there already; without it, memory that was not touched yet stays so.
+    """
     size = tensor.numel() * tensor.element_size()
     madvise = _madvise()
     if madvise is None or size < mmap.PAGESIZE:
@@ -38,4 +41,5 @@ def advise_huge_pages(tensor: Tensor) -> None:
     end = -(-(tensor.data_ptr() + size) // HUGE_BYTES) * HUGE_BYTES
     for at in range(start, end, HUGE_BYTES):  # one by one: a page that cannot be collapsed must not stop the others
         madvise(at, HUGE_BYTES, mmap.MADV_HUGEPAGE)
-        madvise(at, HUGE_BYTES, _MADV_COLLAPSE)
+        if collapse:
+            madvise(at, HUGE_BYTES, _MADV_COLLAPSE)

@@ -87,13 +87,9 @@ def transformed(f: Emitter, x: list[Value], size: int) -> list[Value]:
     width = 1
     while width < size:
         if width < f.lanes:
-            mask = ", ".join(f"i32 {lane ^ width}" for lane in range(f.lanes))
             signs = ", ".join(f"float {-1.0 if lane & width else 1.0}" for lane in range(f.lanes))
-            sign, kind = Value(f, f.floats, f"<{signs}>"), f.floats
-            x = [
-                f.emit(kind, f"shufflevector {kind} {v.name}, {kind} poison, <{f.lanes} x i32> <{mask}>") + v * sign
-                for v in x
-            ]
+            sign = Value(f, f.floats, f"<{signs}>")
+            x = [f.shuffle(v, None, [lane ^ width for lane in range(f.lanes)]) + v * sign for v in x]
         else:
             apart = width // f.lanes
             pairs = [(x[i & ~apart], x[i | apart]) for i in range(len(x))]

@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from lowbit.formats.kv import KVFormat
+from lowbit.kernels.cpu.decode import LINE_BYTES
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.heads import Turn, load_head, scratch_of
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.page_decoding import decoded, row_bytes
+from lowbit.kernels.cpu.page_decoding import Rows
 from lowbit.kernels.cpu.page_rounding import rotated_basis, store_head, token_row
-from lowbit.kernels.cpu.vector_math import exponential, total
+from lowbit.kernels.cpu.vector_math import exponential, largest, total, totals
 
 PAD = 16  # floats behind the scores of a head: a multiple of every vector
 ACCUMULATORS = 12  # vectors that stay in registers
 MOST_HEADS = 8  # query heads that meet a decoded key
+MOST_UNROLLED = 32  # vectors of keys that are decoded in one round of a loop
 
 FIELDS = (
     "query", "row", "table", "start", "end", "position", "page_table", "pages", "keys", "key_scales", "values",
@@ -85,6 +87,7 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
     base = f.arg("arguments")
     a = {name: f.load(I64 if name in _NUMBERS else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(spec.fields)}
     turned, scratch = f.stack(4 * spec.groups * spec.head_dim), scratch_of(f, spec.head_dim)
+    room = f.stack(max(Rows.room_bytes(fmt, spec.head_dim, spec.page_size) for fmt in (spec.key, spec.value)))
     if spec.most_keys:
         a["scores"], a["room"] = f.stack(4 * spec.groups * spec.room), f.const(I64, spec.room)
     with f.loop(f.arg("first"), f.arg("end")) as loop:
@@ -96,7 +99,7 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
             least = position - (spec.window - 1)
             start = f.select(start.compare("sgt", least), start, least)
         with f.when(start.compare("slt", end)):
-            unit = _Unit(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end)
+            unit = _Unit(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end, room)
             place = (row * spec.kv_heads + head) * spec.groups
             unit_scores = f.const(I64, 0) if spec.most_keys else loop.index * a["room"] * (4 * spec.groups)
             scores = f.at(a["scores"], unit_scores)
@@ -142,50 +145,92 @@ class _Unit:
     """The passes over the keys start .. end - 1 of one item and key head."""
 
     def __init__(
-        self, f: Emitter, spec: PageSpec, a: dict[str, Value], head: Value, table: Value, start: Value, end: Value
+        self,
+        f: Emitter,
+        spec: PageSpec,
+        a: dict[str, Value],
+        head: Value,
+        table: Value,
+        start: Value,
+        end: Value,
+        room: Value,  # on the stack, see Rows
     ) -> None:
         self.f, self.spec, self.a, self.head, self.table, self.start, self.end = f, spec, a, head, table, start, end
-        self.count = end - start
+        sizes = spec.head_dim, spec.page_size
+        self.keys = Rows(f, spec.key, *sizes, a["keys"], a["key_scales"], head, room)
+        self.values = Rows(f, spec.value, *sizes, a["values"], a["value_scales"], head, room)
+        heads = min(spec.groups, MOST_HEADS, f.lanes)
+        self.together = 1  # keys whose scores are added up at the same time
+        while 2 * self.together * heads <= f.lanes and 2 * self.together * spec.head_dim <= MOST_UNROLLED * f.lanes:
+            self.together *= 2
+        self.origin = start & -self.together  # key of the first score
+        self.count = end - self.origin
 
-    def walk(self, kind: str, carried: list[Value], body: EachKey) -> list[Value]:
-        """Calls body(key's index from start, its row of codes, its scales, carried) -> carried, key after key."""
-        f, spec, size = self.f, self.spec, self.spec.page_size
-        fmt = spec.key if kind == "key" else spec.value
-        code_bytes, scale_bytes = row_bytes(fmt, spec.head_dim)
-        with f.loop(self.start // size, (self.end + (size - 1)) // size, carried=carried) as pages:
-            page = _integer(f, self.table, pages.index)
-            block = (page * spec.kv_heads + self.head) * size
+    def walk(self, rows: Rows, begin: Value, carried: list[Value], body: EachKey, step: int = 1) -> list[Value]:
+        """Calls body(key, page, its place in the page, carried) -> carried, for begin, begin + step, ... below end.
+
+        A page is known by its first row. With a step, which divides pages, the step - 1 keys behind are the body's
+        business; some of the last may not exist.
+        """
+        f, size = self.f, self.spec.page_size
+        count = (self.end + (size - 1)) // size
+        with f.loop(begin // size, count, carried=carried) as pages:
+            block = self._block(pages.index)
+            rows.enter(block)
+            ahead = self._ahead(rows, pages.index + 1, count)
             first, last = pages.index * size, pages.index * size + size
-            low = f.select(first.compare("ult", self.start), self.start, first)
-            with f.loop(low, f.smaller(last, self.end), carried=pages.carried) as keys:
-                token = block + (keys.index - first)
-                codes = f.at(self.a[f"{kind}s"], token * code_bytes)
-                by_head = fmt.scale == "head"
-                place = self.head * 4 if by_head else token * scale_bytes
-                scales = f.at(self.a[f"{kind}_scales"], place)
-                keys.put(body(keys.index - self.start, codes, scales, keys.carried))
+            low = f.select(first.compare("ult", begin), begin, first)
+            with f.loop(low, f.smaller(last, self.end), step, pages.carried) as keys:
+                token = keys.index - first
+                for line in range(0, step * rows.code_bytes, LINE_BYTES):
+                    f.prefetch(f.at(ahead, token * rows.code_bytes + line), 2)
+                keys.put(body(keys.index, block, token, keys.carried))
             pages.put(keys.carried)
         return pages.carried
 
+    def _block(self, number: Value) -> Value:
+        """The first row of the head in a page of the table."""
+        page = _integer(self.f, self.table, number)
+        return (page * self.spec.kv_heads + self.head) * self.spec.page_size
+
+    def _ahead(self, rows: Rows, number: Value, count: Value) -> Value:
+        """Codes to fetch while those of the page before `number` are read; behind the last keys come values.
+
+        Hardware follows a stream no further than the page of 4096 bytes it is in.
+        """
+        f, values = self.f, self.values
+        codes = f.at(rows.codes, self._block(f.smaller(number, count - 1)) * rows.code_bytes)
+        if rows is values:
+            return codes
+        block = self._block(self.start // self.spec.page_size)
+        return f.select(number.compare("ult", count), codes, f.at(values.codes, block * values.code_bytes))
+
     def score(self, query: Value, scores: Value) -> None:
         f, spec = self.f, self.spec
-        for begin in range(0, spec.groups, MOST_HEADS):
-            heads = range(begin, min(begin + MOST_HEADS, spec.groups))
+        most = min(MOST_HEADS, f.lanes)
+        for begin in range(0, spec.groups, most):
+            heads = range(begin, min(begin + most, spec.groups))
 
-            def one_key(
-                index: Value, codes: Value, scales: Value, carried: list[Value], heads: range = heads
+            def some_keys(
+                index: Value, block: Value, token: Value, carried: list[Value], heads: range = heads
             ) -> list[Value]:
-                sums = [f.zero(f.floats) for _ in heads]
-                for at in range(0, spec.head_dim, f.lanes):
-                    key = decoded(f, spec.key, spec.head_dim, codes, scales, at)
-                    for i, head in enumerate(heads):
-                        q = f.load(f.floats, f.at(query, (head * spec.head_dim + at) * 4))
-                        sums[i] = f.fma(q, key, sums[i])
-                for head, products in zip(heads, sums, strict=True):
-                    f.store(total(f, products), f.at(self.scores(scores, head), index * 4), 4)
+                sums: list[list[Value]] = [[] for _ in heads]
+                for key in range(self.together):
+                    products = [f.zero(f.floats) for _ in heads]
+                    for at in range(0, spec.head_dim, f.lanes):
+                        part = self.keys.vector(block, token + key, at)
+                        for i, head in enumerate(heads):
+                            q = f.load(f.floats, f.at(query, (head * spec.head_dim + at) * 4))
+                            products[i] = f.fma(q, part, products[i])
+                    for i, product in enumerate(products):
+                        sums[i].append(product)
+                both = totals(f, [product for of_head in sums for product in of_head])
+                for i, head in enumerate(heads):
+                    some = f.slice_lanes(both, i * self.together, self.together)
+                    f.store(some, f.at(self.scores(scores, head), (index - self.origin) * 4), 4)
                 return carried
 
-            self.walk("key", [], one_key)
+            self.walk(self.keys, self.origin, [], some_keys, self.together)
 
     def weigh(self, scores: Value, position: Value, key_head: Value, place: Value) -> None:
         """place: of the first query head in top and total."""
@@ -196,11 +241,15 @@ class _Unit:
             if spec.soft_cap or spec.alibi:
                 self._bend(line, position, f.at(self.a["slopes"], (key_head * spec.groups + head) * 4))
             f.store(lowest, f.at(line, self.count * 4))  # whole vectors of weights: the rest are zero
+            if spec.window and self.together > 1:  # as are keys in front of the window
+                before = f.splat((self.start - self.origin).cast("trunc", I32), f.lanes)
+                score = f.load(f.floats, line)
+                f.store(f.select(f.counting().compare("ult", before), lowest, score), line)
             with f.loop(0, self.count, f.lanes, [lowest]) as tops:
                 score = f.load(f.floats, f.at(line, tops.index * 4))
                 before = tops.carried[0]
                 tops.put([f.select(score.compare("ogt", before), score, before)])
-            top = f.call(FLOAT, f"llvm.vector.reduce.fmax.{f.floats.mangled}", tops.carried[0])
+            top = largest(f, tops.carried[0])
             highest = f.splat(top, f.lanes)
             with f.loop(0, self.count, f.lanes, [f.zero(f.floats)]) as sums:
                 at = f.at(line, sums.index * 4)
@@ -222,7 +271,7 @@ class _Unit:
                 bent = one - f.const(f.floats, 2.0) / (exponential(f, score * (2.0 / cap)) + one)
                 score = bent * cap
             if slopes is not None:
-                ahead = (self.start + loop.index - position).cast("trunc", I32)
+                ahead = (self.origin + loop.index - position).cast("trunc", I32)
                 distance = (f.splat(ahead, f.lanes) + f.counting()).cast("sitofp", f.floats)
                 score = f.fma(slopes, distance, score)
             f.store(score, at)
@@ -239,21 +288,21 @@ class _Unit:
 
                 def one_key(
                     index: Value,
-                    codes: Value,
-                    scales: Value,
+                    block: Value,
+                    token: Value,
                     carried: list[Value],
                     part: list[int] = part,
                     heads: range = heads,
                 ) -> list[Value]:
-                    some = [decoded(f, spec.value, spec.head_dim, codes, scales, at) for at in part]
+                    some = [self.values.vector(block, token, at) for at in part]
                     following = []
                     for i, head in enumerate(heads):
-                        weight = f.broadcast(FLOAT, f.at(self.scores(scores, head), index * 4))
+                        weight = f.broadcast(FLOAT, f.at(self.scores(scores, head), (index - self.origin) * 4))
                         before = carried[i * len(part) : (i + 1) * len(part)]
                         following += [f.fma(weight, v, out) for v, out in zip(some, before, strict=True)]
                     return following
 
-                outs = self.walk("value", [f.zero(f.floats)] * (len(part) * len(heads)), one_key)
+                outs = self.walk(self.values, self.start, [f.zero(f.floats)] * (len(part) * len(heads)), one_key)
                 for i, head in enumerate(heads):
                     line = f.at(self.a["out"], (place + head) * (4 * spec.head_dim))
                     for j, at in enumerate(part):

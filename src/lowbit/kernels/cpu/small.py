@@ -20,8 +20,9 @@ from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
 from lowbit.kernels.cpu.heads import Turn, load_head, root_mean_square, scratch_of
 from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Function, Value, module
 from lowbit.kernels.cpu.isa import InstructionSet
-from lowbit.kernels.cpu.vector_math import exponential, total
+from lowbit.kernels.cpu.vector_math import exponential, largest, total, totals
 
+MOST_UNROLLED = 32  # vectors of keys that are met in one round of a loop
 PAD = 16  # floats: a multiple of every vector
 _ARGUMENTS = {"arguments": PTR, "first": I64, "end": I64}
 
@@ -156,22 +157,37 @@ def _attention(
     def row(base: Value, index: Value) -> list[Value]:
         return load_head(f, f.at(base, index * (spec.head_dim * size)), spec.head_dim, spec.cache)
 
-    lowest = f.const(FLOAT, float("-inf"))
-    with f.loop(start, end, carried=[lowest] * len(queries)) as loop:
-        key = row(keys, loop.index)
-        highest = []
-        for query, target, before in zip(queries, scores, loop.carried, strict=True):
-            products = f.zero(f.floats)
-            for q, k in zip(query, key, strict=True):
-                products = f.fma(q, k, products)
-            score = total(f, products)
-            f.store(score, f.at(target, (loop.index - start) * 4), 4)
-            highest.append(f.select(score.compare("ugt", before), score, before))
-        loop.put(highest)
+    together = 1  # keys whose scores are added up at the same time
+    while 2 * together * len(queries) <= f.lanes and 2 * together * len(queries[0]) <= MOST_UNROLLED:
+        together *= 2
+
+    def score(first: Value, keys_: int) -> None:
+        sums: list[list[Value]] = [[] for _ in queries]
+        for key in (row(keys, first + i) for i in range(keys_)):
+            for query, done in zip(queries, sums, strict=True):
+                products = f.zero(f.floats)
+                for q, k in zip(query, key, strict=True):
+                    products = f.fma(q, k, products)
+                done.append(products)
+        both = totals(f, [products for done in sums for products in done])
+        for i, target in enumerate(scores):
+            place = f.at(target, (first - start) * 4)
+            f.store(f.slice_lanes(both, i * keys_, keys_), place, 4)
+
+    whole = start + (count & -together)
+    with f.loop(start, whole, together) as loop:
+        score(loop.index, together)
+    if together > 1:
+        with f.loop(whole, end) as loop:
+            score(loop.index, 1)
+    lowest = f.const(f.floats, float("-inf"))
     normals = []
-    for target, top in zip(scores, loop.carried, strict=True):
-        highest_score = f.splat(top, f.lanes)
-        f.store(f.splat(lowest, f.lanes), f.at(target, count * 4))  # whole vectors of weights: the rest are zero
+    for target in scores:
+        f.store(lowest, f.at(target, count * 4))  # whole vectors of weights: the rest are zero
+        with f.loop(0, count, f.lanes, [lowest]) as tops:
+            some, before = f.load(f.floats, f.at(target, tops.index * 4)), tops.carried[0]
+            tops.put([f.select(some.compare("ogt", before), some, before)])
+        highest_score = f.splat(largest(f, tops.carried[0]), f.lanes)
         with f.loop(0, count, f.lanes, [f.zero(f.floats)]) as sums:
             place = f.at(target, sums.index * 4)
             weight = exponential(f, f.load(f.floats, place) - highest_score)
