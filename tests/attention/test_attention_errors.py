@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from attention_truth import filled, make_problem
 
-from lowbit.attention import Batch, DecodePlan, PagedCache, PrefillPlan
+from lowbit.attention import AttentionProblem, Batch, DecodePlan, PagedCache, PrefillPlan
 from lowbit.errors import LayoutError, UnsupportedConfig, UsageError
 from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import NewTokens, choose_backend
@@ -147,6 +149,22 @@ def test_gather_and_forks() -> None:
     assert torch.equal(cache.gather(1, a)[0], torch.cat((key, key[:1] + 7)))
     assert cache.pool.users(cache.pool.sequence(a).pages[0]) == 2
     assert cache.pool.users(cache.pool.sequence(a).pages[1]) == 1
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_layers_that_are_not_there(layer: int) -> None:
+    cache = PagedCache(layers=2, kv_heads=2, head_dim=64, pages=1, page_size=16)
+    batch = cache.extend([cache.add()], [1])
+    text = f"layer {layer}: this cache has layers 0 to 1; count from 0"
+    with pytest.raises(UsageError, match=f"gather: {text}"):
+        cache.gather(layer, 0)
+    with pytest.raises(UsageError, match=f"append: {text}"):
+        cache.append(layer, new_tokens(1))
+    problem = AttentionProblem(4, 2, 64, 16, cache.key_format, cache.value_format, torch.float32)
+    plan = DecodePlan(problem, max_requests=1, max_length=16)
+    plan.plan(batch)
+    with pytest.raises(UsageError, match=re.escape(f"run(): {text}")):
+        plan.run(layer, cache, torch.zeros(1, 4, 64))
 
 
 def test_append_norms_and_rotates() -> None:

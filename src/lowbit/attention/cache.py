@@ -223,12 +223,19 @@ class PagedCache:
 
         Raises UsageError, before anything is written, for tensors and slots that do not fit the cache.
         """
+        self.require_layer("append", layer)
         require_new(new, self.kv_heads, self.head_dim, self.pages * self.page_size)
         chosen = get_backend(backend) if isinstance(backend, str) else backend
         return chosen.append(new, self.keys[layer], self.values[layer])
 
+    def require_layer(self, what: str, layer: int) -> None:
+        """Raises UsageError for a layer that the cache does not have. what: the method that was called."""
+        if not 0 <= layer < len(self.keys):
+            raise UsageError(f"{what}: layer {layer}: this cache has layers 0 to {len(self.keys) - 1}; count from 0")
+
     def gather(self, layer: int, sequence: int) -> tuple[Tensor, Tensor]:
         """-> keys and values of a sequence as they are stored, dequantized: [length, kv_heads, head_dim] fp32 each."""
+        self.require_layer("gather", layer)
         held = self.pool.sequence(sequence)
         pages = torch.tensor(held.pages, dtype=torch.int64, device=self.device)
         both = (tensors[layer].read(pages)[: held.length] for tensors in (self.keys, self.values))

@@ -175,6 +175,7 @@ class _Plan:
     ) -> Tensor:
         """-> out [rows, heads, head_dim]. Raises UsageError before anything runs for operands of another batch."""
         batch = self._require_planned(cache, query)
+        cache.require_layer("run()", layer)
         problem = self.problem
         for name, asked, given in (("sinks", problem.sinks, sinks), ("slopes", problem.alibi, slopes)):
             if asked != (given is not None):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from lowbit.kernels.cpu import engine, small
 from lowbit.kernels.cpu.page_merge import MERGE_FIELDS, merge_pages
-from lowbit.kernels.cpu.pages import PageSpec, attend_pages
+from lowbit.kernels.cpu.page_spec import PageSpec
+from lowbit.kernels.cpu.pages import attend_pages
 from lowbit.kernels.cpu.plan import TYPE_NAMES
 from lowbit.kernels.cpu.program import Call, Program
 from lowbit.models.cache import Cache, KVCache

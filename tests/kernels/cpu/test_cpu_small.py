@@ -14,7 +14,7 @@ from lowbit.kernels.cpu.engine import engine
 from lowbit.kernels.cpu.ir import PTR
 from lowbit.kernels.cpu.isa import INSTRUCTION_SETS
 from lowbit.kernels.cpu.program import Program
-from lowbit.kernels.cpu.vector_math import exponential
+from lowbit.kernels.cpu.vector_math import exponential, totals
 
 EPS = 2**-23
 
@@ -44,6 +44,21 @@ def test_exponential(isa: str) -> None:
     assert y[4] != y[4]
     want = x[5:].double().exp()
     assert ((y[5:] - want) / want).abs().max() < 2 * EPS
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 3, 4, 6, 8, 12, 16])
+def test_totals(isa: str, count: int) -> None:
+    """Each lane adds up in an order of its own, lanes / 4 + 2 deep at most."""
+    row = INSTRUCTION_SETS[isa]
+    count = min(count, row.lanes)
+    f = Emitter(row, {"x": PTR, "y": PTR})
+    vectors = [f.load(f.floats, f.at(f.arg("x"), 4 * i * f.lanes)) for i in range(count)]
+    f.store(totals(f, vectors), f.arg("y"))
+    x, y = numbers(count, row.lanes), torch.full((16,), float("nan"))
+    ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(engine().address(f.build()))(x.data_ptr(), y.data_ptr())
+    bound = (row.lanes.bit_length() + 1) * EPS / 2 * x.double().abs().sum(-1)
+    assert ((y[:count] - x.double().sum(-1)).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("added", [False, True])

@@ -17,8 +17,9 @@ from lowbit.kernels.attention.work import FIELDS, Work
 from lowbit.kernels.cpu import engine
 from lowbit.kernels.cpu.isa import best
 from lowbit.kernels.cpu.page_rounding import STORE_FIELDS, store_pages
-from lowbit.kernels.cpu.pages import FIELDS as ARGUMENTS
-from lowbit.kernels.cpu.pages import PAD, PageSpec, attend_pages
+from lowbit.kernels.cpu.page_spec import FIELDS as ARGUMENTS
+from lowbit.kernels.cpu.page_spec import PAD, PageSpec
+from lowbit.kernels.cpu.pages import attend_pages
 from lowbit.kernels.cpu.plan import TYPE_NAMES, launcher
 from lowbit.kernels.cpu.threads import openmp, usable_threads
 from lowbit.packing.paged import PagedTensor

@@ -86,7 +86,7 @@ def _nibbles(f: Emitter, codes: Value, at: int) -> Value:
     words = [f.broadcast(I32, f.at(codes, word // 2)) for word in range(at // 8 * 8, at + f.lanes, 8)]
     word = words[0]
     if len(words) > 1:  # 16 lanes: one word in the lower half, the next in the upper
-        word = f.shuffle(*words, [i for i in range(3 * f.lanes // 2) if not f.lanes // 2 <= i < f.lanes])
+        word = f.shuffle(word, words[1], [i for i in range(3 * f.lanes // 2) if not f.lanes // 2 <= i < f.lanes])
     shifts = ", ".join(f"i32 {NIBBLE_SHIFTS[(at + lane) % 8]}" for lane in range(f.lanes))
     nibbles: Value = word >> Value(f, f.ints, f"<{shifts}>")
     return nibbles & 15
