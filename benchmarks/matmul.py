@@ -25,18 +25,17 @@ import torch
 from torch import Tensor
 
 import lowbit
-from hopper_compile import Job, compile_all
 from lowbit.cli.bench.gpu import humming_layer
 from lowbit.dispatch.choose import choose
 from lowbit.formats import parse_format
 from lowbit.hardware import RATES
 from lowbit.kernels import Problem
 from lowbit.kernels.gpu import workspace
-from lowbit.kernels.gpu.plan import TileConfig
-from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.packing import FRAGMENT, PackedWeight
 from lowbit.timing import graphed, summarize
 from lowbit.tuner import operands
+from lowbit.tuner.ahead import compile_all
+from lowbit.tuner.matmul import TUNABLE, candidate_of
 from lowbit.tuner.operands import copies_of
 from record import save
 
@@ -109,19 +108,17 @@ def rows_for(
     return rows
 
 
-def jobs_for(
+def compile_kernels(
     shapes: list[tuple[int, ...]], names: list[str], tokens: list[int], dtype: torch.dtype, kernel: str
-) -> list[Job]:
-    """The kernels that rows_for will launch."""
-    jobs = []
-    for n, k in shapes:
-        for name in names:
-            for m in tokens:
-                problem = Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
-                config = choose(problem, kernel).config
-                if isinstance(config, TileConfig):
-                    jobs.append((config, name, X_TYPES[dtype]))
-    return jobs
+) -> None:
+    """Compile what rows_for will launch, by all cores."""
+    problems = [
+        Problem(m, n, k, parse_format(name), "fragment", dtype, dtype, "cuda")
+        for n, k in shapes for name in names for m in tokens
+    ]  # fmt: skip
+    _, failed = compile_all((TUNABLE, problem, candidate_of(choose(problem, kernel).config)) for problem in problems)
+    for reason in failed:
+        print(f"not compiled: {reason}")
 
 
 def published_marlin_us(n: int, k: int, m: int, name: str) -> float | None:
@@ -153,7 +150,7 @@ def main() -> None:
     rows = []
     tokens = [int(m) for m in options.m.split(",")]
     names, dtype = options.format.split(","), getattr(torch, options.dtype)
-    compile_all(jobs_for(shapes, names, tokens, dtype, options.kernel))
+    compile_kernels(shapes, names, tokens, dtype, options.kernel)
     for name in names:
         for n, k in shapes:
             rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm, options.kernel)

@@ -122,6 +122,8 @@ def test_few_tokens_try_the_portable_kernel_on_hopper(h200: None) -> None:
     assert (4, 1, 512, 4, 2) in tiles(gpu_problem(8, 8192, 28672)) and len(tiles(gpu_problem(8, 8192, 28672))) >= 6
     assert tiles(gpu_problem(8, 6144, 4096)) & {(4, 1, 256, 4, 2), (8, 2, 256, 5, 1)}
     assert len(tiles(gpu_problem(9))) == 1  # by its own rule
+    space = get_space("portable")
+    assert len(space.everything(gpu_problem(9))) > 10 and get_space("cpu").everything(cpu_problem())  # of a search
     assert not tiles(gpu_problem(8, batch_invariant=True))  # it rounds otherwise
 
 

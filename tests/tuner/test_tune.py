@@ -14,6 +14,7 @@ from fake_tunable import candidate
 
 from lowbit.store import Store
 from lowbit.tuner import pool
+from lowbit.tuner.ahead import compile_all
 from lowbit.tuner.pool import Worker, WorkerDied, WorkerHung
 from lowbit.tuner.tunable import Candidate
 from lowbit.tuner.tune import Tuner
@@ -135,6 +136,24 @@ def test_no_worker_outlives_its_owner(worker: Worker) -> None:
     worker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
+
+
+def test_kernels_are_compiled_once_each_ahead() -> None:
+    fake, problem = fake_tunable.TUNABLE, ("a", ())
+    wanted = [candidate("run", 1.0), candidate("no compile", 1.0), candidate("run", 1.0)]
+    told: list[tuple[int, int]] = []
+    count, failed = compile_all([(fake, problem, c) for c in wanted], lambda *done: told.append(done))
+    assert (count, failed) == (2, ["ValueError: not for this compiler"])
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_a_search_has_everything_that_was_tried(store: Store) -> None:
+    """A tunable itself is taken too, and what each candidate took is kept beside the result."""
+    problem = ("a", (("run", 10.0), ("wrong", 1.0), ("run", 4.0)))
+    search = Tuner([(fake_tunable.TUNABLE, problem)], store=store, worker=lambda: Worker(COMMAND), processes=1)
+    assert search.run().results[0].us == 4.0
+    (task,) = search.tasks
+    assert [task.tried[candidate(*pair)] for pair in problem[1]] == [10.0, None, 4.0]
 
 
 def test_candidates_are_the_same_in_any_order() -> None:

@@ -2,8 +2,8 @@
 
 user    <cache>/tuned/<device>.json, written by `lowbit tune` (store.py); a row serves the m it was measured with
         and smaller ones down to half of it, as long as kernels' source and compiler are the same
-shipped dispatch/tuned/<device>.json, made by benchmarks/hopper_tune.py; a row serves every m that needs the same
-        tile of tokens
+shipped dispatch/tuned/<device>.json, made by searches (benchmarks/tune.py table); a row serves every m that needs
+        the same tile of tokens
 """
 
 from __future__ import annotations

@@ -61,11 +61,14 @@ class Matmul(Tunable[Problem]):
             found += [candidate_of(c) for c in islice(legal, most if name == own.family else most // 2)]
         return list(dict.fromkeys(found))
 
-    @staticmethod
-    def _ranked(problem: Problem, name: str) -> list[KernelConfig]:
+    def configurations(self, space: Space, problem: Problem) -> list[KernelConfig]:
+        """What is looked at of a family."""
+        return space.candidates(problem)
+
+    def _ranked(self, problem: Problem, name: str) -> list[KernelConfig]:
         """A family's configurations, the best estimate first; of those that are alike only the best."""
         space = get_space(name)
-        configs = sorted(space.candidates(problem), key=lambda config: space.estimate_us(config, problem))
+        configs = sorted(self.configurations(space, problem), key=lambda config: space.estimate_us(config, problem))
         alike: dict[KernelConfig, KernelConfig] = {}
         for config in configs:
             alike.setdefault(space.alike(config), config)

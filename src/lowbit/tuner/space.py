@@ -31,6 +31,10 @@ class Space(ABC):
         For batch_invariant problems all must give a row the same bits, whatever m.
         """
 
+    def everything(self, problem: Problem) -> list[KernelConfig]:
+        """Configurations for a whole search, also where another family is known to be faster."""
+        return self.candidates(problem)
+
     @abstractmethod
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
         """What a launch should take: only the order counts, beside other families of the device too."""

@@ -17,8 +17,9 @@ from typing import Any
 
 from lowbit.dispatch.tuned import compiler, device_name, forget, shipped_table, user_store
 from lowbit.errors import LowbitError
-from lowbit.hardware import gpu, usable_cores
+from lowbit.hardware import usable_cores
 from lowbit.store import Row, Store, identity
+from lowbit.tuner.ahead import COMPILE_LIMIT_S, compile_request
 from lowbit.tuner.pool import Worker, WorkerDied, WorkerHung, run_all
 from lowbit.tuner.tunable import Candidate, Key, Tunable, get_tunable
 
@@ -26,7 +27,6 @@ MOST = 16  # candidates of a problem in the first round
 MOST_SHARED = 6  # winners of other problems tried in the second
 LAUNCH_LIMIT_S = 20.0  # for one candidate, loading included
 FIRST_LIMIT_S = 120.0  # for the first word of a process, which loads torch and makes weights
-COMPILE_LIMIT_S = 300.0
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
@@ -73,8 +73,8 @@ class Report:
 
 
 @dataclass
-class _Task:
-    """One problem on its way."""
+class Task:
+    """One problem on its way, with what was tried: microseconds, or None for what was left out."""
 
     tunable: Tunable[Any]
     problem: Any
@@ -89,7 +89,7 @@ class Tuner:
 
     def __init__(
         self,
-        problems: Iterable[tuple[str, Any]],  # (name of a tunable, problem)
+        problems: Iterable[tuple[str | Tunable[Any], Any]],  # (a tunable or its name, problem)
         *,
         most: int = MOST,
         again: bool = False,
@@ -99,15 +99,16 @@ class Tuner:
         progress: Progress = lambda what, done, total: None,
         worker: Callable[[], Worker] = Worker,
     ) -> None:
-        self.problems = list(problems)
+        self.problems = [(get_tunable(t) if isinstance(t, str) else t, problem) for t, problem in problems]
+        self.tasks: list[Task] = []
         self.most, self.again, self.progress = most, again, progress
         self.launch_limit_s = launch_limit_s
         self.processes = processes or usable_cores()
         self.worker = worker()
         device, index = ("cpu", 0)
         if self.problems:
-            name, problem = self.problems[0]
-            device, index = get_tunable(name).device(problem)
+            first, problem = self.problems[0]
+            device, index = first.device(problem)
         self.device, self.index = device, index
         self.name = device_name(device, index)
         self.store = store or user_store(self.name)
@@ -128,16 +129,14 @@ class Tuner:
         finally:
             self.worker.close()
             forget()
-        self.report.results = [task.result for task in self._all if task.result is not None]
+        self.report.results = [task.result for task in self.tasks if task.result is not None]
         self.report.seconds["all"] = time.perf_counter() - start
         return self.report
 
-    def _tasks(self) -> list[_Task]:
+    def _tasks(self) -> list[Task]:
         start = time.perf_counter()
         known = {identity(row) for row in self.store.rows()} if not self.again else set()
-        self._all: list[_Task] = []
-        for name, problem in self.problems:
-            tunable = get_tunable(name)
+        for tunable, problem in self.problems:
             key = tunable.key(problem)
             try:
                 candidates = tunable.candidates(problem, self.most)
@@ -147,10 +146,10 @@ class Tuner:
             if any(identity(self._row(tunable, key, c, 0, 0)) in known for c in candidates):
                 self.report.known += 1
                 continue
-            self._all.append(_Task(tunable, problem, key, candidates))
-        self._all.sort(key=lambda task: [str(v) for k, v in sorted(task.key.items()) if k != "m"])  # weights stay
+            self.tasks.append(Task(tunable, problem, key, candidates))
+        self.tasks.sort(key=lambda task: [str(v) for k, v in sorted(task.key.items()) if k != "m"])  # weights stay
         self.report.seconds["ranking"] = time.perf_counter() - start
-        return self._all
+        return self.tasks
 
     def _row(self, tunable: Tunable[Any], key: Key, best: Candidate, us: float, default_us: float) -> Row:
         return {
@@ -159,17 +158,16 @@ class Tuner:
         }  # fmt: skip
 
     # -------------------------------------------------------------------------------------------------- compiling
-    def _compile(self, tasks: Sequence[_Task]) -> None:
+    def _compile(self, tasks: Sequence[Task]) -> None:
         start = time.perf_counter()
         if self.device == "cpu":
             return
-        kernels: dict[tuple[str, Candidate], tuple[_Task, list[tuple[_Task, Candidate]]]] = {}
+        kernels: dict[tuple[str, Candidate], tuple[Task, list[tuple[Task, Candidate]]]] = {}
         for task in tasks:
             for candidate in task.candidates:
                 key = (task.tunable.kernel_scope(task.problem), task.tunable.kernel(task.problem, candidate))
                 kernels.setdefault(key, (task, []))[1].append((task, candidate))
-        jobs = [self._request("compile", task) | {"family": kernel.family, "config": kernel.values}
-                for (_, kernel), (task, _) in kernels.items()]  # fmt: skip
+        jobs = [compile_request(task.tunable, task.problem, kernel) for (_, kernel), (task, _) in kernels.items()]
         users = [users for _, users in kernels.values()]
         count = 0
 
@@ -186,13 +184,7 @@ class Tuner:
         self.report.kernels = len(jobs)
         self.report.seconds["compiling"] = time.perf_counter() - start
 
-    def _request(self, what: str, task: _Task) -> dict[str, Any]:
-        request = {"do": what, "problem": task.key, "device": self.device, "index": self.index}
-        if what == "compile" and (found := gpu(self.index)) is not None:
-            request["gpu"] = asdict(found)  # told, so that no compiling process has to ask the driver
-        return request
-
-    def _skip(self, task: _Task, candidate: Candidate, reason: str) -> None:
+    def _skip(self, task: Task, candidate: Candidate, reason: str) -> None:
         if candidate not in task.tried:
             task.tried[candidate] = None
             kind = reason.partition(":")[0]
@@ -200,7 +192,7 @@ class Tuner:
             self.report.reasons.setdefault(kind, reason)
 
     # -------------------------------------------------------------------------------------------------- measuring
-    def _measure(self, tasks: Sequence[_Task], what: str, choose: Callable[[_Task], list[Candidate]]) -> None:
+    def _measure(self, tasks: Sequence[Task], what: str, choose: Callable[[Task], list[Candidate]]) -> None:
         start = time.perf_counter()
         for count, task in enumerate(tasks):
             self.progress(what, count, len(tasks))
@@ -210,11 +202,14 @@ class Tuner:
         self.progress(what, len(tasks), len(tasks))
         self.report.seconds[what] = time.perf_counter() - start
 
-    def _contest(self, task: _Task, candidates: list[Candidate]) -> None:
+    def _contest(self, task: Task, candidates: list[Candidate]) -> None:
         """One problem's candidates, until those that are left get to the end; then its row."""
         while candidates:
             at = -1
-            request = self._request("measure", task) | {"candidates": [[c.family, c.values] for c in candidates]}
+            request = {
+                "do": "measure", "problem": task.key, "device": self.device, "index": self.index,
+                "candidates": [[c.family, c.values] for c in candidates],
+            }  # fmt: skip
             answer: dict[str, Any] = {}
             try:
                 for answer in self._ask(request):
@@ -242,7 +237,7 @@ class Tuner:
         """The measuring process's answers; its first word may take longer, because it loads and allocates."""
         return self.worker.ask(request, self.launch_limit_s, FIRST_LIMIT_S)
 
-    def _keep(self, task: _Task, candidates: list[Candidate], answer: dict[str, Any]) -> None:
+    def _keep(self, task: Task, candidates: list[Candidate], answer: dict[str, Any]) -> None:
         us: list[float | None] = answer["us"]
         task.tried |= {c: t for c, t in zip(candidates, us, strict=True) if t is not None}
         if answer["winner"] is None:
@@ -259,7 +254,7 @@ class Tuner:
         )
         self.report.kept &= self.store.add([self._row(task.tunable, task.key, best, found, default_us)])
 
-    def _shared(self, task: _Task, tasks: Sequence[_Task]) -> list[Candidate]:
+    def _shared(self, task: Task, tasks: Sequence[Task]) -> list[Candidate]:
         """What runs untuned, the winner, its variants, and winners of other problems, the frequent ones first."""
         if task.result is None:
             return []
@@ -275,6 +270,6 @@ class Tuner:
         return list(dict.fromkeys([task.candidates[0], task.result.best, *fresh])) if fresh else []
 
 
-def tune(problems: Iterable[tuple[str, Any]], **options: Any) -> Report:
-    """Tune (name of a tunable, problem) pairs of one device. options: of Tuner."""
+def tune(problems: Iterable[tuple[str | Tunable[Any], Any]], **options: Any) -> Report:
+    """Tune (tunable or its name, problem) pairs of one device. options: of Tuner."""
     return Tuner(problems, **options).run()

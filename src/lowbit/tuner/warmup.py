@@ -7,20 +7,17 @@ running it, so that nothing has to be listed twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 
 import torch
 
 from lowbit.compiling import expecting_compilation
 from lowbit.dispatch import choose
 from lowbit.errors import LowbitError
-from lowbit.hardware import gpu, usable_cores
 from lowbit.kernels import Problem
 from lowbit.models import Decoder
 from lowbit.nn import Linear
+from lowbit.tuner.ahead import compile_all
 from lowbit.tuner.matmul import TUNABLE, candidate_of
-from lowbit.tuner.pool import run_all
-from lowbit.tuner.tune import COMPILE_LIMIT_S
 from lowbit.tuner.work import TOKENS, Weight, distinct, matmuls
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
@@ -60,31 +57,8 @@ def _compile(model: Decoder, tokens: list[int], progress: Progress, weights: Ite
     problems = [Problem.of(module.weight, m=m, x_dtype=model.dtype) for module in linears for m in tokens]
     if joined := distinct(weights):
         problems += matmuls(joined, tokens, model.device, model.dtype)
-    found = gpu(model.device.index or 0)
-    here = None if found is None else asdict(found)  # told, so that no compiling process has to ask the driver
-    requests, seen = [], set()
-    for problem in dict.fromkeys(problems):
-        candidate = candidate_of(choose(problem).config)
-        kernel = TUNABLE.kernel(problem, candidate)
-        key = (TUNABLE.kernel_scope(problem), kernel)
-        if key not in seen:
-            seen.add(key)
-            requests.append({
-                "do": "compile", "problem": TUNABLE.key(problem), "device": "cuda", "index": problem.index,
-                "family": kernel.family, "config": kernel.values, "gpu": here,
-            })  # fmt: skip
-    failed: list[str] = []
-    count = 0
-
-    def done(i: int, reason: str | None) -> None:
-        nonlocal count
-        count += 1
-        if reason is not None:
-            failed.append(reason)
-        progress("compiling", count, len(requests))
-
-    progress("compiling", 0, len(requests))
-    run_all(requests, usable_cores(), COMPILE_LIMIT_S, done)
+    wanted = [(TUNABLE, problem, candidate_of(choose(problem).config)) for problem in dict.fromkeys(problems)]
+    count, failed = compile_all(wanted, lambda done, total: progress("compiling", done, total))
     if failed:
-        raise LowbitError(f"{len(failed)} of {len(requests)} kernels were not compiled: {failed[0]}")
-    return len(requests)
+        raise LowbitError(f"{len(failed)} of {count} kernels were not compiled: {failed[0]}")
+    return count

@@ -1,6 +1,6 @@
 """Which tile and pipeline for a problem that nobody measured.
 
-Four things decide, all read off measurements on the H200 (benchmarks/hopper_tune.py):
+Four things decide, all read off searches on the H200 (benchmarks/tune.py does them):
 
 - tokens: up to 8 `mma` is faster than `wgmma`, which takes as long for 8 tokens as for 32;
 - bytes of the weight: a small one is over before a multiprocessor has been refilled, so one CTA of each multiprocessor

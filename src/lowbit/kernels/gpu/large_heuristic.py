@@ -1,4 +1,4 @@
-"""Which tile for many tokens where nobody measured. Read off benchmarks/large_tune.py on the H200.
+"""Which tile for many tokens where nobody measured. Read off a search on the H200 (benchmarks/tune.py).
 
 Only tiles that a card has run (large_proven.py): int4_g128 in fp16 has a choice, the others take the one of theirs.
 """

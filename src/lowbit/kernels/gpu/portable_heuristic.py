@@ -2,7 +2,7 @@
 
 Shared memory decides: as many units in flight as a multiprocessor holds beside the CTAs that its registers allow. More
 tokens take more of both, and are worth it to read more rows of W for each fragment of x. The tiles up to 64 tokens are
-the fastest of benchmarks/portable_tune.py on an H200.
+the fastest of a search on an H200 (benchmarks/tune.py).
 
 For up to 8 tokens, where a multiprocessor has room for it, three things decide (the same measurements):
 - a small weight is over before a multiprocessor has been refilled, so its CTAs leave room for one of the next kernel;

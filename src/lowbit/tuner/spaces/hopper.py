@@ -2,7 +2,7 @@
 
 The grid has, for every arrangement of warps, rows and columns, as many stages as fit beside one more CTA of the next
 kernel, or without room for it. The estimate is a sum of what a launch waits for; its constants were fitted to
-configurations that an H200 ran (benchmarks/tuner_model.py), so it ranks better than it predicts:
+configurations that an H200 ran, so it ranks better than it predicts:
 
     us = start + longest run * slowest of (memory, L2, bytes on their way, decoding and products) + sums between CTAs
 """

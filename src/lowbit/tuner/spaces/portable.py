@@ -79,6 +79,13 @@ class PortableSpace(Space):
             return [] if chip.capability == 90 else [own]
         if chip.capability == 90 and problem.m > HOPPER_TOKENS:
             return [own]
+        return self.everything(problem)
+
+    def everything(self, problem: Problem) -> list[KernelConfig]:
+        own = get_family(NAME).default(problem)
+        chip = chip_of(problem.index)
+        assert isinstance(own, PortableConfig)
+        assert chip is not None
         return list(dict.fromkeys([own, *configurations(own.block_m, problem.format, chip)]))
 
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
