@@ -83,7 +83,8 @@ def _fetch_tokens(operands, buffers, bar, stage, tile, column, on, P: gl.constex
 @gluon.jit
 def _produce(operands, buffers, sync, work, P: gl.constexpr):
     """One warp keeps STAGES units in flight."""
-    _, full, empty, _ = sync
+    full = sync[1]
+    empty = sync[2]
     _, _, start, end, k_tiles, _, _, _, _, _ = work
     BYTES: gl.constexpr = P.STAGE_BYTES
     count = end - start
@@ -115,13 +116,33 @@ def _produce(operands, buffers, sync, work, P: gl.constexpr):
 
 
 @gluon.jit
-def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
-    """A partition: decode, multiply, and at the end of a tile bring the partitions' sums together in the first one."""
+def end_tile(acc, pointers, sync, place, phase, part_of: gl.constexpr, P: gl.constexpr):
+    """Sums of a tile of y: those of the other partitions meet in the first one, which publishes or stores them."""
     y_ptr, bias_ptr, partial_ptr, super_ptr = pointers
-    meet, full, empty, ends = sync
-    m, n, start, end, k_tiles, m_tiles, base, more, grain, pid = work
+    m, n, tile, m_tiles, owned, first_cta, pid = place
+    meet, _, _, ends = sync
     met = ends.index(0)  # the other partitions' sums are in shared memory
     free = ends.index(1)  # ... and were read
+    sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
+    if part_of > 0:
+        mbarrier.wait(free, phase ^ 1)  # passes at once the first time
+        meet.index(part_of - 1).store(acc)
+        mbarrier.arrive(met, count=1)
+    else:
+        if P.SPLITS > 1:
+            mbarrier.wait(met, phase)
+            for other in gl.static_range(P.SPLITS - 1):
+                acc += meet.index(other).load(sums)
+            mbarrier.arrive(free, count=1)
+        finish(acc, y_ptr, bias_ptr, partial_ptr, super_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P)
+
+
+@gluon.jit
+def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
+    """A partition: decode, multiply, and at the end of a tile bring the partitions' sums together in the first one."""
+    full = sync[1]
+    empty = sync[2]
+    m, n, start, end, k_tiles, m_tiles, base, more, grain, pid = work
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
@@ -143,23 +164,33 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
             mbarrier.arrive(empty.index(stage), count=1)
             phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
             stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
-        if part_of > 0:
-            mbarrier.wait(free, tile_phase ^ 1)  # passes at once the first time
-            meet.index(part_of - 1).store(acc)
-            mbarrier.arrive(met, count=1)
-        else:
-            if P.SPLITS > 1:
-                mbarrier.wait(met, tile_phase)
-                for other in gl.static_range(P.SPLITS - 1):
-                    acc += meet.index(other).load(sums)
-                mbarrier.arrive(free, count=1)
-            owned = stop == (tile + 1) * k_tiles
-            unit = tile * k_tiles  # the CTA whose run holds the tile's first unit
-            long_runs = more * (base + grain)
-            first_cta = gl.where(unit < long_runs, unit // (base + grain), more + (unit - long_runs) // base)
-            finish(acc, y_ptr, bias_ptr, partial_ptr, super_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P)
+        owned = stop == (tile + 1) * k_tiles
+        unit = tile * k_tiles  # the CTA whose run holds the tile's first unit
+        long_runs = more * (base + grain)
+        first_cta = gl.where(unit < long_runs, unit // (base + grain), more + (unit - long_runs) // base)
+        end_tile(acc, pointers, sync, (m, n, tile, m_tiles, owned, first_cta, pid), tile_phase, part_of, P)
         tile_phase ^= 1
         tile -= 1
+
+
+@gluon.jit
+def synchronized(P: gl.constexpr):
+    """What partitions meet with: sums of all but the first; for each stage full and empty; the ends of a tile."""
+    meet = gl.allocate_shared_memory(
+        gl.float32,
+        [max(P.SPLITS - 1, 1), P.BLOCKS * 64 if P.SPLITS > 1 else 1, P.BM],
+        gl.SwizzledSharedLayout(2, 1, 4, [1, 0]),
+    )
+    full = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
+    ends = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(P.STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=P.SPLITS)
+    mbarrier.init(ends.index(0), count=max(P.SPLITS - 1, 1))
+    mbarrier.init(ends.index(1), count=1)
+    fence_async_shared()
+    return meet, full, empty, ends
 
 
 @gluon.jit
@@ -213,24 +244,10 @@ def matmul(
         tiles = gl.allocate_shared_memory(u_descs[i].dtype, [P.STAGES] + u_descs[i].block_shape, u_descs[i].layout)
         u_tiles = u_tiles + (tiles,)
     x_tiles = gl.allocate_shared_memory(x_type, [P.STAGES] + x_desc.block_shape, x_desc.layout)
-    meet = gl.allocate_shared_memory(
-        gl.float32,
-        [max(P.SPLITS - 1, 1), P.BLOCKS * 64 if P.SPLITS > 1 else 1, P.BM],
-        gl.SwizzledSharedLayout(2, 1, 4, [1, 0]),
-    )
-    full = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
-    ends = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(P.STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=P.SPLITS)
-    mbarrier.init(ends.index(0), count=max(P.SPLITS - 1, 1))
-    mbarrier.init(ends.index(1), count=1)
-    fence_async_shared()
+    sync = synchronized(P)
     pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr)
     buffers = (w_tiles, s_tiles, z_tiles, x_tiles) + u_tiles
     operands = (w_descs, s_desc, z_desc, u_descs, x_desc, m_tiles)
-    sync = (meet, full, empty, ends)
     work = (m, n, start, end, k_tiles, m_tiles, base * grain, more, grain, pid)
     if P.SPLITS == 1:
         gl.warp_specialize(

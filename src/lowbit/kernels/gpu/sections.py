@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from threading import Lock
 
 import torch
@@ -12,8 +13,8 @@ from lowbit.kernels.gpu.fragments import multiprocessors
 from lowbit.kernels.gpu.hopper import Prepared
 from lowbit.kernels.gpu.launch import TensorMaps, map_slots
 from lowbit.kernels.gpu.plan import HopperConfig
-from lowbit.kernels.gpu.sections_plan import columns_of, sections_plan
-from lowbit.kernels.gpu.work import X_TYPES
+from lowbit.kernels.gpu.sections_plan import sections_plan, units_of
+from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.packing import PackedWeight
 from lowbit.packing.fragment import BLOCK, blocks
 from lowbit.packing.tiles import PLANES
@@ -51,13 +52,20 @@ class PreparedSections(Prepared):
             kind = binary.maps[i]
             lines = part.reshape(*part.shape[:2], *kind["block_size"][2:])
             driver.encode_map(self._launch.addresses[maps[i]], kind, part.data_ptr(), lines.shape, lines.stride())
-        starts = [0]
-        for section in sections:
-            starts.append(starts[-1] + -(-(section.stop - section.start) // columns_of(section.format.bits)))
+        units = units_of(sections, config.block_k)
+        starts = [sum(units[:i]) for i in range(count + 1)]
         self._launch.set_words(self._at + 11, *starts)
         self._launch.set_words(self._at + 12 + count, *(section.start for section in sections))
-        self._columns = starts[-1] * config.block_k  # as many units, whatever they have
+        self._units = starts[-1]  # of a tile of y
+        self._cost = sum(map(mul, units, plan.COSTS))
         self.most_ctas = config.ctas_per_sm * multiprocessors(self.device)
+
+    def _split(self, m: int) -> tuple[int, int, tuple[int, ...]]:
+        """As Prepared's, with cost in the place of units."""
+        tiles = -(-m // self.config.block_m) * blocks(self.n)
+        columns = self._cost * self.config.block_k
+        ctas, words, *rest = share_out(self.config, m, self.n, columns, min(self.most_ctas, tiles * self._units))
+        return ctas, words, (self._super, m, self.n, *rest)
 
 
 def _words(weight: PackedWeight) -> list[Tensor]:

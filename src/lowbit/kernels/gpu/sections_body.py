@@ -20,10 +20,9 @@ from lowbit.kernels.gpu.compat import (
     gluon,
     mbarrier,
 )
-from lowbit.kernels.gpu.hopper_body import next_unit
+from lowbit.kernels.gpu.hopper_body import end_tile, next_unit, synchronized
 from lowbit.kernels.gpu.hopper_multiply import wide_unit
 from lowbit.kernels.gpu.mma import narrow_unit
-from lowbit.kernels.gpu.sums import finish
 from lowbit.kernels.gpu.weights import acc_layout
 
 
@@ -39,110 +38,114 @@ def _count(P):
 
 
 @gluon.jit
-def _fetch_section(
-    w_descs, s_desc, u_desc, buffers, bar, stage, block, unit, mine, ROWS: gl.constexpr, Q: gl.constexpr
-):
-    """A unit of the section Q, if it is `mine`."""
-    mbarrier.expect(bar, Q.STAGE_BYTES, pred=mine)
-    for i in gl.static_range(len(Q.PLANES)):
-        target = buffers[i].index(stage).slice(0, Q.BK // 16 * Q.PLANES[i], 1)
-        copy_to_shared(w_descs[i], [block, unit * (Q.BK // 16 * Q.PLANES[i]), 0], bar, target, pred=mine)
-    scales = buffers[3].index(stage).slice(0, Q.SCALE_GROUPS, 1)
-    copy_to_shared(s_desc, [block, unit * Q.GROUP_STEP, 0, 0], bar, scales, pred=mine)
-    if ROWS != "none":
-        upper = buffers[4].index(stage).slice(0, Q.ROWS_GROUPS, 1)
-        copy_to_shared(u_desc, [0, unit * Q.ROWS_STEP, 0, 0], bar, upper, pred=mine)
+def _unit_at(place, k_cost, starts, P: gl.constexpr):
+    """The first unit from a place on, where a unit takes as many places as it costs."""
+    tile = place // k_cost
+    rest = place - tile * k_cost
+    unit = tile * starts[_count(P)]
+    for s in gl.static_range(_count(P)):
+        cost = (starts[s + 1] - starts[s]) * P.COSTS[s]
+        unit += (gl.minimum(gl.maximum(rest, 0), cost) + (P.COSTS[s] - 1)) // P.COSTS[s]
+        rest -= cost
+    return unit
 
 
 @gluon.jit
-def _fetch_weights(descs, buffers, bar, stage, block, column, starts, on, P: gl.constexpr):
+def _fetch_weights(descs, buffers, bar, stage, block, unit, s: gl.constexpr, P: gl.constexpr):
+    """The words and scales of a unit of the section `s`, and the bytes that its stage waits for."""
     w_descs, s_descs, u_descs, _ = descs
-    for s in gl.static_range(_count(P)):
-        mine = on & (column >= starts[s]) & (column < starts[s + 1])
-        unit = column - starts[s]
-        u_desc = s_descs[s]
-        if P.ROWS != "none":
-            u_desc = u_descs[s]
-        _fetch_section(w_descs[s], s_descs[s], u_desc, buffers, bar, stage, block, unit, mine, P.ROWS, _plan(P, s))
+    Q: gl.constexpr = _plan(P, s)
+    mbarrier.expect(bar, Q.STAGE_BYTES)
+    for i in gl.static_range(len(Q.PLANES)):
+        target = buffers[0][i].index(stage).slice(0, Q.BK // 16 * Q.PLANES[i], 1)
+        copy_to_shared(w_descs[s][i], [block, unit * (Q.BK // 16 * Q.PLANES[i]), 0], bar, target)
+    scales = buffers[1].index(stage).slice(0, Q.SCALE_GROUPS, 1)
+    copy_to_shared(s_descs[s], [block, unit * Q.GROUP_STEP, 0, 0], bar, scales)
+    if P.ROWS != "none":
+        upper = buffers[2].index(stage).slice(0, Q.ROWS_GROUPS, 1)
+        copy_to_shared(u_descs[s], [0, unit * Q.ROWS_STEP, 0, 0], bar, upper)
 
 
 @gluon.jit
-def _fetch_x(x_desc, x_tile, bar, row, first, unit, mine, Q: gl.constexpr):
-    copy_to_shared(x_desc, [row, first + unit * Q.BK], bar, x_tile.slice(0, Q.BK, 1), pred=mine)
-
-
-@gluon.jit
-def _fetch_tokens(descs, buffers, bar, stage, row, column, starts, columns, on, P: gl.constexpr):
+def _fetch_tokens(descs, buffers, bar, stage, row, unit, first, s: gl.constexpr, P: gl.constexpr):
+    """x for a unit of the section `s`, which begins at column `first`."""
     _, _, _, x_descs = descs
-    x_tile = buffers[5].index(stage)
-    for s in gl.static_range(_count(P)):
-        mine = on & (column >= starts[s]) & (column < starts[s + 1])
-        _fetch_x(x_descs[s], x_tile, bar, row, columns[s], column - starts[s], mine, _plan(P, s))
+    Q: gl.constexpr = _plan(P, s)
+    copy_to_shared(x_descs[s], [row, first + unit * Q.BK], bar, buffers[3].index(stage).slice(0, Q.BK, 1))
 
 
 @gluon.jit
 def _produce(descs, buffers, sync, work, P: gl.constexpr):
-    """One warp keeps STAGES units in flight."""
-    full, empty = sync
+    """One warp keeps STAGES units in flight. It branches to the copies of a unit's section."""
+    full = sync[1]
+    empty = sync[2]
     start, end, k_tiles, m_tiles, starts, columns = work
     count = end - start
     last = (end - 1) // k_tiles
     first = gl.maximum(start - last * k_tiles, 0)
     tile = last
     column = first
-    for i in range(P.STAGES):  # not unrolled: registers are few
-        _fetch_weights(descs, buffers, full.index(i), i, tile // m_tiles, column, starts, i < count, P)
+    for i in range(gl.minimum(P.STAGES, count)):  # not unrolled: registers are few
+        for s in gl.static_range(_count(P)):
+            if (column >= starts[s]) & (column < starts[s + 1]):
+                _fetch_weights(descs, buffers, full.index(i), i, tile // m_tiles, column - starts[s], s, P)
         tile, column = next_unit(tile, column, start, end, k_tiles)
     gdc_wait()  # x is the result of the kernel before this one
     tile = last
     column = first
-    for i in range(P.STAGES):
+    for i in range(gl.minimum(P.STAGES, count)):
         row = tile % m_tiles * P.BM
-        _fetch_tokens(descs, buffers, full.index(i), i, row, column, starts, columns, i < count, P)
+        for s in gl.static_range(_count(P)):
+            if (column >= starts[s]) & (column < starts[s + 1]):
+                _fetch_tokens(descs, buffers, full.index(i), i, row, column - starts[s], columns[s], s, P)
         tile, column = next_unit(tile, column, start, end, k_tiles)
     stage = 0
     phase = 0
     for _ in range(P.STAGES, count):
         mbarrier.wait(empty.index(stage), phase)
         bar = full.index(stage)
-        on = count > 0
-        _fetch_weights(descs, buffers, bar, stage, tile // m_tiles, column, starts, on, P)
-        _fetch_tokens(descs, buffers, bar, stage, tile % m_tiles * P.BM, column, starts, columns, on, P)
+        row = tile % m_tiles * P.BM
+        for s in gl.static_range(_count(P)):
+            if (column >= starts[s]) & (column < starts[s + 1]):
+                unit = column - starts[s]
+                _fetch_weights(descs, buffers, bar, stage, tile // m_tiles, unit, s, P)
+                _fetch_tokens(descs, buffers, bar, stage, row, unit, columns[s], s, P)
         tile, column = next_unit(tile, column, start, end, k_tiles)
         phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
         stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
 
 
 @gluon.jit
-def _unit(acc, buffers, stage, P: gl.constexpr, Q: gl.constexpr):
-    """acc += a unit of the section Q."""
+def _unit(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr, Q: gl.constexpr):
+    """acc += this partition's columns of a unit of the section Q."""
     words = ()
     for i in gl.static_range(len(Q.PLANES)):
-        words = words + (buffers[i].index(stage).slice(0, Q.BK // 16 * Q.PLANES[i], 1),)
-    s_tile = buffers[3].index(stage).slice(0, Q.SCALE_GROUPS, 1)
-    x_tile = buffers[5].index(stage).slice(0, Q.BK, 1)
+        words = words + (buffers[0][i].index(stage).slice(0, Q.BK // 16 * Q.PLANES[i], 1),)
+    s_tile = buffers[1].index(stage).slice(0, Q.SCALE_GROUPS, 1)
+    x_tile = buffers[3].index(stage).slice(0, Q.BK, 1)
     upper = ()
     if P.ROWS != "none":
-        upper = (buffers[4].index(stage).slice(0, Q.ROWS_GROUPS, 1),)
+        upper = (buffers[2].index(stage).slice(0, Q.ROWS_GROUPS, 1),)
     tiles = (words, s_tile, s_tile, x_tile, upper)
     if P.WIDE:
-        acc = wide_unit(acc, tiles, 0, Q)
+        acc = wide_unit(acc, tiles, part_of, Q)
     else:
-        acc = narrow_unit(acc, tiles, 0, Q)
+        acc = narrow_unit(acc, tiles, part_of, Q)
     return acc
 
 
 @gluon.jit
-def _consume(pointers, buffers, sync, work, P: gl.constexpr):
+def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
     """A partition: see hopper_body.py."""
-    y_ptr, bias_ptr, partial_ptr, super_ptr = pointers
-    full, empty = sync
-    start, end, k_tiles, m_tiles, starts, m, n, base, more, grain, pid = work
+    full = sync[1]
+    empty = sync[2]
+    start, end, k_tiles, m_tiles, starts, m, n, k_cost, base, more, grain, pid = work
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
     stage = 0
     phase = 0
+    tile_phase = 0
     tile = (end - 1) // k_tiles
     while tile * k_tiles + k_tiles > start:
         begin = gl.maximum(start, tile * k_tiles)
@@ -152,16 +155,17 @@ def _consume(pointers, buffers, sync, work, P: gl.constexpr):
             first = gl.maximum(begin, tile * k_tiles + starts[s])
             for _ in range(first, gl.minimum(stop, tile * k_tiles + starts[s + 1])):
                 mbarrier.wait(full.index(stage), phase)
-                acc = _unit(acc, buffers, stage, P, _plan(P, s))
+                acc = _unit(acc, buffers, stage, part_of, P, _plan(P, s))
                 fence_async_shared()  # see hopper_body.py
                 mbarrier.arrive(empty.index(stage), count=1)
                 phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
                 stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
         owned = stop == (tile + 1) * k_tiles
-        unit = tile * k_tiles  # the CTA whose run holds the tile's first unit
+        place = tile * k_cost  # the CTA whose run holds the tile's first unit
         long_runs = more * (base + grain)
-        first_cta = gl.where(unit < long_runs, unit // (base + grain), more + (unit - long_runs) // base)
-        finish(acc, y_ptr, bias_ptr, partial_ptr, super_ptr, m, n, tile, m_tiles, owned, first_cta, pid, P)
+        first_cta = gl.where(place < long_runs, place // (base + grain), more + (place - long_runs) // base)
+        end_tile(acc, pointers, sync, (m, n, tile, m_tiles, owned, first_cta, pid), tile_phase, part_of, P)
+        tile_phase ^= 1
         tile -= 1
 
 
@@ -177,24 +181,25 @@ def matmul(
     super_ptr,  # unused: super-scales are those of groups
     m,
     n,
-    k_tiles,  # units in a tile of y
+    k_cost,  # of the units in a tile of y
     m_tiles,
     base,
-    more,  # every CTA has `base` grains, the first `more` one more
-    grain,  # units that stay together: 1, or k_tiles to keep tiles whole
-    starts,  # for each section the first of its units in a tile, and k_tiles
+    more,  # every CTA has `base` grains of cost, the first `more` one more
+    grain,  # cost that stays together: 1, or k_cost to keep tiles whole
+    starts,  # for each section the first of its units in a tile, and the number of units
     columns,  # for each section its first column
     P: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     pid = gl.program_id(0)
-    start = (pid * base + gl.minimum(pid, more)) * grain
-    end = start + (base + gl.where(pid < more, 1, 0)) * grain
+    k_tiles = starts[_count(P)]
+    place = (pid * base + gl.minimum(pid, more)) * grain
+    start = _unit_at(place, k_cost, starts, P)
+    end = _unit_at(place + (base + gl.where(pid < more, 1, 0)) * grain, k_cost, starts, P)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=3)
-    buffers = ()
-    for lines in gl.static_range(0, 3):
-        tiles = gl.allocate_shared_memory(gl.int32, [P.STAGES, 1, P.MOST_LINES[lines], 32], WORDS)
-        buffers = buffers + (tiles,)
+    w_tiles = ()
+    for i in gl.static_range(len(P.MOST_LINES)):
+        w_tiles = w_tiles + (gl.allocate_shared_memory(gl.int32, [P.STAGES, 1, P.MOST_LINES[i], 32], WORDS),)
     s_type: gl.constexpr = s_descs[0].dtype
     s_tiles = gl.allocate_shared_memory(
         s_type, [P.STAGES, 1, P.MOST_GROUPS] + s_descs[0].block_shape[2:], s_descs[0].layout
@@ -206,23 +211,28 @@ def matmul(
             u_type, [P.STAGES, 1, P.MOST_ROWS] + u_descs[0].block_shape[2:], u_descs[0].layout
         )
     x_tiles = gl.allocate_shared_memory(x_descs[0].dtype, [P.STAGES, P.BM, P.MOST_COLUMNS], x_descs[0].layout)
-    buffers = buffers + (s_tiles, u_tiles, x_tiles)
-    full = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(P.STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    fence_async_shared()
+    buffers = (w_tiles, s_tiles, u_tiles, x_tiles)
+    sync = synchronized(P)
     pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr)
     descs = (w_descs, s_descs, u_descs, x_descs)
-    sync = (full, empty)
     fetched = (start, end, k_tiles, m_tiles, starts, columns)
-    summed = (start, end, k_tiles, m_tiles, starts, m, n, base * grain, more, grain, pid)
-    gl.warp_specialize(
-        [
-            (_consume, (pointers, buffers, sync, summed, P)),
-            (_produce, (descs, buffers, sync, fetched, P)),
-        ],
-        [1],
-        [P.PRODUCER_REGS],
-    )
+    summed = (start, end, k_tiles, m_tiles, starts, m, n, k_cost, base * grain, more, grain, pid)
+    if P.SPLITS == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (pointers, buffers, sync, summed, 0, P)),
+                (_produce, (descs, buffers, sync, fetched, P)),
+            ],
+            [1],
+            [P.PRODUCER_REGS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (pointers, buffers, sync, summed, 0, P)),
+                (_consume, (pointers, buffers, sync, summed, 1, P)),
+                (_produce, (descs, buffers, sync, fetched, P)),
+            ],
+            [P.WARPS, 1],
+            [P.REGS, P.PRODUCER_REGS],
+        )

@@ -28,7 +28,7 @@ def build_sections(plan: SectionsPlan, x_type: str, maxnreg: int) -> Binary:
         "bias_ptr": f"*{x_type}",
         "partial_ptr": "*i32",
         "super_ptr": "*fp32",
-        **dict.fromkeys(("m", "n", "k_tiles", "m_tiles", "base", "more", "grain"), "i32"),
+        **dict.fromkeys(("m", "n", "k_cost", "m_tiles", "base", "more", "grain"), "i32"),
         "starts": ("i32",) * (count + 1),
         "columns": ("i32",) * count,
     }

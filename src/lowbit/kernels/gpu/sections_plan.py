@@ -13,9 +13,10 @@ from lowbit.kernels.gpu.plan import NAME, RESERVED_BYTES, SMEM_LIMIT, SMEM_SM, H
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
-FIRST_PLANE = 1024  # bits of a row in the first plane of a unit, whatever the width
+PLANE_BITS = 4  # of a row and column of block_k: a unit has as many bits in the first plane, whatever the width
+LEAST_K = 256  # block_k for any sections that are served
 MOST_SECTIONS = 8  # a kernel's arguments hold this many maps
-PRODUCER_REGISTERS = 96  # of a thread: it holds the maps of every section
+PRODUCER_REGISTERS = 24  # of a thread: it holds the maps of every section
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,27 @@ class SectionsPlan(Plan):
     """Constants of the kernel: those of the first section's plan, whose tile and pipeline all share, and:"""
 
     SECTIONS: tuple[Plan, ...] = ()
-    MOST_LINES: tuple[int, int, int] = (0, 0, 0)  # of 32 words, in the tile of each plane
+    COSTS: tuple[int, ...] = ()  # of a unit of each section: CTAs take runs of equal cost
+    MOST_LINES: tuple[int, ...] = ()  # of 32 words, in the tile of each plane
     MOST_GROUPS: int = 0
     MOST_ROWS: int = 0
     MOST_COLUMNS: int = 0
     PRODUCER_REGS: int = PRODUCER_REGISTERS
 
 
-def columns_of(bits: int) -> int:
+def columns_of(bits: int, block_k: int) -> int:
     """Columns of a unit of codes of a width."""
-    return FIRST_PLANE // PLANES[bits][0]
+    return PLANE_BITS * block_k // PLANES[bits][0]
+
+
+def cost_of(bits: int, block_k: int) -> int:
+    """What a unit takes beside others: its bytes, and as much for each column as two bits, for decoding."""
+    return (bits + 2) * columns_of(bits, block_k) // 128
+
+
+def units_of(sections: Sequence[Section], block_k: int) -> list[int]:
+    """Units of each section in a tile of y."""
+    return [-(-(s.stop - s.start) // columns_of(s.format.bits, block_k)) for s in sections]
 
 
 def formats_of(sections: Sequence[Section]) -> tuple[WeightFormat, ...]:
@@ -54,10 +66,8 @@ def illegal_sections(sections: Sequence[Section]) -> str | None:
         if form.scale.super is not None and form.scale.super.span != "column":
             return f"sections of {section.format}: it serves super-scales of a group of all rows"
         assert isinstance(section.format.grouping, Along)
-        if (form.group_size or 0) > columns_of(form.bits):
-            return (
-                f"a section of {section.format}: its units have {columns_of(form.bits)} columns and hold whole groups"
-            )
+        if (form.group_size or 0) > (columns := columns_of(form.bits, LEAST_K)):
+            return f"a section of {section.format}: its units have {columns} columns and hold whole groups"
         if form.grouping != section.format.grouping or section.start % 8:
             return f"a section of {section.format} at column {section.start}: it serves groups of 16 to 256 columns"
         if section is not sections[-1] and (section.stop - section.start) % section.format.grouping.size:
@@ -77,8 +87,12 @@ def sections_config(problem: Problem) -> HopperConfig:
 
 def illegal_sections_config(config: HopperConfig, sections: Sequence[Section]) -> str | None:
     """Why a configuration cannot run sections, or None."""
-    if (config.warps, config.row_blocks, config.splits, config.block_k) != (4, 1, 1, 256):
-        return f"{config}: sections take warps=4, row_blocks=1, splits=1, block_k=256"
+    if (config.warps, config.row_blocks) != (4, 1) or config.splits not in (1, 2) or config.block_k not in (256, 512):
+        return f"{config}: sections take warps=4, row_blocks=1, one or two splits, block_k=256 or 512"
+    for form in formats_of(sections):
+        mine = columns_of(form.bits, config.block_k) // config.splits
+        if mine % (form.group_size or mine) or (PLANES[form.bits][-1] == 1 and mine % 128):
+            return f"{config}: {mine} columns of {form} in a part, which holds whole groups"
     if (size := sections_smem(config, sections)) > SMEM_LIMIT:
         return f"{size} bytes of shared memory: a CTA has {SMEM_LIMIT}; take fewer stages"
     return None
@@ -87,14 +101,20 @@ def illegal_sections_config(config: HopperConfig, sections: Sequence[Section]) -
 def sections_plan(config: HopperConfig, sections: Sequence[Section], x_type: str, bias: bool) -> SectionsPlan:
     """The plan of a legal configuration. x_type: "fp16" or "bf16"."""
     plans = tuple(
-        plan_for(replace(config, block_k=columns_of(form.bits)), form, x_type, bias) for form in formats_of(sections)
+        plan_for(replace(config, block_k=columns_of(form.bits, config.block_k)), form, x_type, bias)
+        for form in formats_of(sections)
     )
     values = {field.name: getattr(plans[0], field.name) for field in fields(Plan)}
-    lines = [[p.BK // 16 * p.PLANES[i] for p in plans if i < len(p.PLANES)] or [8] for i in range(3)]
+    planes = max(len(p.PLANES) for p in plans)
+    lines = (max(p.BK // 16 * p.PLANES[i] for p in plans if i < len(p.PLANES)) for i in range(planes))
     return SectionsPlan(
-        **(values | {"REGS": (config.maxnreg * config.threads - 128 * PRODUCER_REGISTERS) // 128}),
+        **(
+            values
+            | {"REGS": (config.maxnreg * config.threads - 128 * PRODUCER_REGISTERS) // (128 * config.splits) // 8 * 8}
+        ),
         SECTIONS=plans,
-        MOST_LINES=(max(lines[0]), max(lines[1]), max(lines[2])),
+        COSTS=tuple(cost_of(section.format.bits, config.block_k) for section in sections),
+        MOST_LINES=tuple(lines),
         MOST_GROUPS=max(p.SCALE_GROUPS for p in plans),
         MOST_ROWS=max(p.ROWS_GROUPS for p in plans),
         MOST_COLUMNS=max(p.BK for p in plans),
@@ -108,4 +128,5 @@ def sections_smem(config: HopperConfig, sections: Sequence[Section]) -> int:
     upper = 0 if plan.ROWS == "none" else SCALE_TYPES[plan.ROWS].storage.itemsize
     stage = 128 * sum(plan.MOST_LINES) + 64 * (plan.MOST_GROUPS * scale + plan.MOST_ROWS * upper)
     stage += 2 * config.block_m * plan.MOST_COLUMNS
-    return config.stages * stage + 16 * config.stages + 8 * 1024
+    meet = (config.splits - 1) * 64 * config.block_m * 4
+    return config.stages * stage + meet + 16 * config.stages + 6 * 1024
