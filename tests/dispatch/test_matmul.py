@@ -17,7 +17,7 @@ from lowbit.dispatch.tuned import SHIPPED, assumed_gpu
 from lowbit.errors import LayoutError, UnsupportedConfig
 from lowbit.formats import parse_format, quantize
 from lowbit.hardware import Gpu
-from lowbit.kernels import FAMILIES, Problem
+from lowbit.kernels import FAMILIES, Problem, get_family
 from lowbit.packing import TENSORS, PackedWeight
 
 
@@ -197,3 +197,15 @@ def test_integer_zero_points_take_the_shipped_row_of_the_symmetric_format() -> N
         assert (found.config, found.origin) == (expected.config, SHIPPED)
         for name in ("int4_g64_asym", "int4_g128_min"):  # no row of theirs
             assert choose(replace(symmetric, format=parse_format(name))).origin != SHIPPED
+
+
+def test_a_weight_in_act_order_takes_the_kernel_that_leaves_room_for_the_one_that_orders_x() -> None:
+    half = torch.float16
+    shape = Problem(1, 6144, 4096, parse_format("int4_g128"), "fragment", half, half, "cuda", perm=True)
+    with assumed_gpu(Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)):
+        found = choose(shape)
+        assert found.family.name == "hopper"
+        assert choose(shape, "portable").family.name == "portable"
+        assert "act-order: its CTAs leave no room" in (get_family("portable").slower(shape) or "")
+    with assumed_gpu(Gpu("NVIDIA A100-SXM4-80GB", "8.0", 108, 80 << 30, 40 << 20)):
+        assert choose(shape).family.name == "portable"

@@ -70,6 +70,8 @@ def choose(problem: Problem, backend: str = "auto") -> Choice:
     """
     found = untuned(problem, backend)
     names = [found.family.name] if problem.batch_invariant else comparable(backend)  # families differ in their bits
+    if problem.perm:  # measurements know no order
+        names = [name for name in names if get_family(name).slower(problem) is None]
     if measured := measured_config(problem, names):
         return Choice(get_family(measured.family), measured, found.passed, HERE)
     return found

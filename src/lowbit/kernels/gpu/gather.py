@@ -15,7 +15,7 @@ from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.small import TYPES, compiled
 from lowbit.packing import PackedWeight
 
-BLOCK = 512  # columns of a program
+BLOCK = 256  # columns of a program
 _KEY = "gather"
 
 

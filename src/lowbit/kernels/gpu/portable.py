@@ -18,7 +18,7 @@ from lowbit.formats.grouping import Along
 from lowbit.hardware import gpu
 from lowbit.kernels.gpu import driver
 from lowbit.kernels.gpu.form import illegal_format, kernel_form, operands, super_columns
-from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
+from lowbit.kernels.gpu.fragments import HOPPER, FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.gather import selected
 from lowbit.kernels.gpu.launch import MOST_KEPT
 from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES
@@ -152,6 +152,13 @@ class Portable(FragmentFamily):
         chip = chip_of(problem.index)
         assert chip is not None
         return illegal_config(config, problem.format, chip)
+
+    def slower(self, problem: Problem) -> str | None:
+        """What orders x runs between two matmuls: its latency is hidden where it fits beside their CTAs."""
+        device = gpu(problem.index)
+        if problem.perm and device is not None and device.capability in HOPPER:
+            return "act-order: its CTAs leave no room for the kernel that orders x, those of hopper do"
+        return None
 
     def default(self, problem: Problem) -> PortableConfig:
         chip = chip_of(problem.index)
