@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matmul_problems import H200, cpu_problem, gpu_problem, sections_of
 
-from lowbit.dispatch import choose
-from lowbit.dispatch.tuned import HERE, assumed_gpu, compiler, forget, user_store
+from lowbit.dispatch.tuned import assumed_gpu
 from lowbit.errors import UnsupportedConfig, UsageError
-from lowbit.formats import Section, parse_format
+from lowbit.formats import parse_format
 from lowbit.hardware import Gpu
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.heuristic import tile_tokens
 from lowbit.models.shapes import SHAPES, known_shape
 from lowbit.tuner.contest import contest
 from lowbit.tuner.matmul import TUNABLE, candidate_of, config_of
-from lowbit.tuner.operands import copies_of, random_sections, random_weight
+from lowbit.tuner.operands import copies_of, random_weight
 from lowbit.tuner.space import get_space
 from lowbit.tuner.spaces.hopper import SPACE, WINNERS, arrangement, estimate_us
 from lowbit.tuner.tunable import Candidate, WrongResult, get_tunable
 from lowbit.tuner.work import TOKENS, Weight, distinct, matmuls, weights_of_shape
 
-H200 = Gpu("NVIDIA H200", "9.0", 132, 150_109_880_320, 62_914_560)
 CUDA = torch.device("cuda", 0)
 
 
@@ -34,11 +32,6 @@ CUDA = torch.device("cuda", 0)
 def h200() -> Iterator[None]:
     with assumed_gpu(H200):
         yield
-
-
-def gpu_problem(m: int = 1, n: int = 4096, k: int = 4096, name: str = "int4_g128", **change: Any) -> Problem:
-    half = torch.float16
-    return replace(Problem(m, n, k, parse_format(name), "fragment", half, half, "cuda"), **change)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +99,6 @@ def test_a_model_needs_few_kernels(h200: None) -> None:
     assert len(pairs) > 600 and len(set(pairs)) < 150
 
 
-def sections_of(*widths: int, columns: int = 1024) -> tuple[Section, ...]:
-    """Sections as in EXL2 files."""
-    forms = [parse_format(f"int{bits}_g128_su4sq-fp16xcolumn") for bits in widths]
-    return tuple(Section(columns * i, columns * (i + 1), form) for i, form in enumerate(forms))
-
-
 def test_few_tokens_try_the_portable_kernel_on_hopper(h200: None) -> None:
     """Its best in benchmarks/results/h200/portable_tune.json are among the eight that are measured."""
 
@@ -125,50 +112,6 @@ def test_few_tokens_try_the_portable_kernel_on_hopper(h200: None) -> None:
     space = get_space("portable")
     assert len(space.everything(gpu_problem(9))) > 10 and get_space("cpu").everything(cpu_problem())  # of a search
     assert not tiles(gpu_problem(8, batch_invariant=True))  # it rounds otherwise
-
-
-def test_sections_are_tuned(h200: None) -> None:
-    sections = sections_of(6, 4, 3)
-    form = sections[0].format
-    assert matmuls([Weight(4096, 3072, form, sections=sections)], [1], CUDA, torch.float16)[0].sections == sections
-    for m in (1, 16, 32):
-        problem = gpu_problem(m, 4096, 3072, str(form), sections=sections)
-        found = TUNABLE.candidates(problem, 16)
-        assert found[0] == TUNABLE.chosen(problem) and len(found) == len(set(found)) >= 3
-        assert all(get_family("hopper").legal(config_of(c), problem) is None for c in found)
-        assert all(TUNABLE.fits(problem, c) for c in found)
-        assert TUNABLE.kernel_scope(problem) != TUNABLE.kernel_scope(gpu_problem(m, 4096, 3072, str(form)))
-    assert TUNABLE.labels(TUNABLE.key(problem))[2] == "3 sections"
-    assert not TUNABLE.fits(problem, TUNABLE.chosen(gpu_problem(1, 4096, 3072, str(form), sections=sections)))
-    assert len(TUNABLE.candidates(replace(problem, batch_invariant=True), 16)) == 1
-
-
-@pytest.mark.parametrize("layout", ["fragment", "cpu_tile"])
-def test_random_sections(layout: str) -> None:
-    sections = sections_of(5, 3, columns=256)
-    w = random_sections(192, sections, layout, "cpu")
-    assert (w.shape, w.sections, w.format.bits) == ((192, 512), sections, 5)
-    values = w.unpack().dequantize()
-    assert values.isfinite().all() and 0.2 < float(values.std() * 512**0.5) < 5
-
-
-def test_act_order_takes_the_row_of_the_plain_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, h200: None
-) -> None:
-    """Columns in an order of their own are brought into it before the same matmul."""
-    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path))
-    forget()
-    plain = gpu_problem(4, 6144, 4096)
-    best = TUNABLE.candidates(plain, 16)[3]
-    assert best != TUNABLE.chosen(plain)
-    row = {"problem": TUNABLE.key(plain), "source": TUNABLE.source(best), "compiler": compiler("cuda"),
-           "family": best.family, "config": best.values, "us": 1.0, "default_us": 2.0}  # fmt: skip
-    assert user_store(H200.name).add([row])
-    forget()
-    for perm in (False, True):
-        found = choose(replace(plain, perm=perm))
-        assert (found.config, found.origin) == (config_of(best), HERE)
-    forget()
 
 
 def test_keys_are_inverses(h200: None) -> None:
@@ -204,11 +147,6 @@ def test_sizes_that_do_not_lie_side_by_side_stay_apart() -> None:
         [Weight(1, 2, parse_format("int4_g32"), True, False), Weight(1, 2, parse_format("int4_g32"), False)]
     )
     assert merged == [Weight(1, 2, parse_format("int4_g32"))]
-
-
-def cpu_problem(name: str = "int4_g32", m: int = 3, n: int = 70, k: int = 96, **change: Any) -> Problem:
-    x = torch.bfloat16
-    return replace(Problem(m, n, k, parse_format(name), "cpu_tile", x, x, "cpu"), **change)
 
 
 @pytest.mark.parametrize("name", ["int4_g32", "nf4_g32", "fp8_e4m3_g32", "int4_tensor"])

@@ -42,7 +42,7 @@ def gpu_configs(problem: AttentionProblem, target: int) -> list[GpuDecode]:
     streamed = kernels.stream_tile(problem, target) is not None
     found: list[GpuDecode] = []
     for keys, warps, stages in STREAMED if streamed else PLAIN:
-        for maxnreg in (0, FEWER_REGISTERS) if keys < 64 else (0,):
+        for maxnreg in (0, FEWER_REGISTERS) if (keys, warps) == (16, 4) else (0,):  # others spill, or gain no program
             config = GpuDecode(1, 64, streamed, keys, warps, stages, maxnreg)
             if kernels.illegal_decode(config, problem, target):
                 continue
