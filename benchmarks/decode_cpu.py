@@ -42,7 +42,7 @@ def by_layers(asked: bool = True) -> Iterator[None]:
 
 def filled(model: Decoder, name: str, length: int) -> Cache:
     """A cache that holds `length` tokens and has room for more."""
-    model.cache_format = None if name == "auto" else name
+    model.cache_format = name
     cache = model.new_cache(1, length + 2 * TOKENS)
     ids = torch.arange(length)[None] * 7 % model.config.vocab_size
     for start in range(0, length, CHUNK):

@@ -12,6 +12,7 @@ from lowbit.models import gpu_step
 from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder
 from lowbit.models.gpu_step import GpuStep
+from lowbit.models.paged import PagedKVCache
 from lowbit.nn import convert
 
 CONFIG = ModelConfig("llama", 512, 256, 512, 3, 8, 2, 32, 1024)
@@ -48,6 +49,7 @@ def test_a_step_is_as_close_to_float32_as_the_modules(
     config: ModelConfig, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, wide = _model(config, dtype)
+    model.cache_format = "contiguous"
     tokens = torch.randint(0, 512, (1, TOKENS), device="cuda")
     with monkeypatch.context() as patch:
         patch.setattr(gpu_step, "unsupported", lambda *_: "not now")
@@ -61,8 +63,10 @@ def test_a_step_is_as_close_to_float32_as_the_modules(
     assert (steps - truth).norm() < 0.05 * truth.norm()
 
 
-def test_the_graph_runs_and_sees_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache_format", ["auto", "contiguous"])
+def test_the_graph_runs_and_sees_new_weights(cache_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = _model(CONFIG, torch.bfloat16)
+    model.cache_format = cache_format
     calls = []
     run = GpuStep.run
     monkeypatch.setattr(GpuStep, "run", lambda self, *a: calls.append(self) or run(self, *a))
@@ -81,7 +85,7 @@ def test_the_graph_runs_and_sees_new_weights(monkeypatch: pytest.MonkeyPatch) ->
     assert float(after.abs().max()) == 0
 
 
-@pytest.mark.parametrize("name", ["fp16", "fp8", "int8/int4"])
+@pytest.mark.parametrize("name", ["auto", "fp8", "int8/int4"])
 @pytest.mark.parametrize(
     "config", [CONFIG, replace(CONFIG, windows=(64, None, 64), qk_norm=True)], ids=["plain", "windows and norms"]
 )
@@ -95,6 +99,7 @@ def test_a_step_over_pages_is_that_of_the_modules(
         patch.setattr(gpu_step, "unsupported", lambda *_: "not now")
         modules = _logits(model, tokens)
     cache = model.new_cache(1, 512)
+    assert isinstance(cache, PagedKVCache)
     assert gpu_step.unsupported(config, model.model.layers, cache) is None
     steps = _logits(model, tokens)
     with torch.inference_mode():

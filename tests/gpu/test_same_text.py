@@ -30,11 +30,13 @@ def _greedy(model: Decoder, prompt: Tensor) -> tuple[list[int], list[Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache_format", ["auto", "contiguous"])
 @pytest.mark.parametrize("name", ["int4_g64", "int8_g128", "nf4_g64"])
-def test_greedy_text_is_the_cpus(name: str, dtype: torch.dtype) -> None:
+def test_greedy_text_is_the_cpus(name: str, cache_format: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     cpu = Decoder(CONFIG).requires_grad_(False).eval().to(dtype)
     gpu = copy.deepcopy(cpu).cuda()
+    gpu.cache_format = cache_format
     for model in (cpu, gpu):
         convert(model, {"_proj": name})
     same = 0

@@ -20,7 +20,7 @@ def config_of(**changes: Any) -> ModelConfig:
     return ModelConfig("llama", 67, 48, 64, **{**sizes, **changes})
 
 
-def decoder(config: ModelConfig, cache: str | None) -> Decoder:
+def decoder(config: ModelConfig, cache: str) -> Decoder:
     torch.manual_seed(0)
     model = Decoder(config).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -41,14 +41,14 @@ def test_pages_of_fp32_are_the_contiguous_cache(windows: tuple[int | None, ...],
     """Whole prompts, chunks and single tokens, two sequences, windows that differ by layer, norms of heads."""
     config = config_of(windows=windows, qk_norm=True)
     ids = torch.randint(0, 67, (2, TOKENS), generator=torch.Generator().manual_seed(1))
-    expected = decoder(config, None)(ids)
+    expected = decoder(config, "auto")(ids)
     torch.testing.assert_close(in_parts(decoder(config, "fp32"), ids, cuts), expected, atol=2e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
 def test_formats_are_ordered_by_their_error() -> None:
     ids = torch.randint(0, 67, (1, TOKENS), generator=torch.Generator().manual_seed(1))
-    expected = decoder(config_of(), None)(ids).softmax(-1)
+    expected = decoder(config_of(), "auto")(ids).softmax(-1)
 
     def error(name: str) -> float:
         return float((in_parts(decoder(config_of(), name), ids, [100]).softmax(-1) - expected).abs().mean())
@@ -92,7 +92,7 @@ def test_truncate_take_over_and_failed_passes(monkeypatch: pytest.MonkeyPatch) -
     model.cache_format = "int8/int4"
     with pytest.raises(ModelError, match="take_over: the other cache keeps int8/int8, this one int8/int4"):
         model.new_cache(1, 250).take_over(cache)
-    model.cache_format = None
+    model.cache_format = "contiguous"
     with pytest.raises(ModelError, match="take_over: the other cache is of another kind"):
         model.new_cache(1, 250).take_over(cache)
 

@@ -30,7 +30,7 @@ Backend = Annotated[
 Cache = Annotated[
     str,
     typer.Option(
-        help="How keys and values are kept: auto (as --dtype), int8, int4, fp8, fp16, ..., or two as int8/int4.",
+        help="How keys and values are kept: auto (as --dtype), contiguous, int8, int4, fp8, ..., or two as int8/int4.",
         rich_help_panel=RUN,
     ),
 ]

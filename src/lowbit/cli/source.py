@@ -68,12 +68,11 @@ def load(
     checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto", backend: str = "auto", cache: str = "auto"
 ) -> LLM:
     """The model, with a bar while its weights are read (and rounded)."""
-    from lowbit.models import cache_formats
+    from lowbit.models import check_cache
     from lowbit.runtime import LLM
 
     check_backend(backend)
-    if cache != "auto":
-        with usage(FormatError):
-            cache_formats(cache)
+    with usage(FormatError):
+        check_cache(cache)
     with progress("reading weights", "bytes") as report:
         return LLM(checkpoint, device=device, dtype=dtype, backend=backend, progress=report, cache=cache)

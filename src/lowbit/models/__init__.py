@@ -5,10 +5,10 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder, NextLogits
 from lowbit.models.families import FAMILIES, family, model_config
 from lowbit.models.load import load_model
-from lowbit.models.paged import PagedKVCache, cache_formats
+from lowbit.models.paged import PagedKVCache, cache_formats, check_cache
 from lowbit.models.rope import RopeConfig
 
 __all__ = [
     "FAMILIES", "Cache", "Decoder", "KVCache", "ModelConfig", "NextLogits", "PagedKVCache", "RopeConfig",
-    "cache_formats", "family", "load_model", "model_config",
+    "cache_formats", "check_cache", "family", "load_model", "model_config",
 ]  # fmt: skip

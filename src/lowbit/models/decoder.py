@@ -27,7 +27,7 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.cpu_step import BACKENDS, cpu_step
 from lowbit.models.gpu_step import gpu_step
 from lowbit.models.norm import RMSNorm
-from lowbit.models.paged import PagedKVCache, cache_formats
+from lowbit.models.paged import AUTO, CONTIGUOUS, PagedKVCache, cache_formats, plain_pages
 from lowbit.models.rope import Rope
 from lowbit.nn import Embedding
 
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         if not config.tied_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rope = Rope(config.rope, config.head_dim)
-        self.cache_format: str | None = None  # of new caches; None: the model's dtype, contiguous
+        self.cache_format = AUTO  # of new caches; see new_cache
 
     @property
     def device(self) -> torch.device:
@@ -112,11 +112,17 @@ class Decoder(nn.Module):
         return self.model.norm.weight.dtype
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        """An empty cache for `capacity` tokens of `batch` sequences, as `cache_format` says, on the model's device."""
-        if self.cache_format is not None:
-            formats = cache_formats(self.cache_format)
-            return PagedKVCache(self.config, batch, capacity, self.dtype, self.device, formats)
-        return KVCache(self.config, batch, capacity, self.dtype, self.device)
+        """An empty cache for `capacity` tokens of `batch` sequences on the model's device, as `cache_format` says.
+
+        "auto": the model's dtype, in pages where they are faster, else contiguous; "contiguous"; or what cache_formats
+        takes: in pages.
+        """
+        name = self.cache_format
+        if name == AUTO:
+            name = plain_pages(self.config, self.dtype, self.device) or CONTIGUOUS
+        if name == CONTIGUOUS:
+            return KVCache(self.config, batch, capacity, self.dtype, self.device)
+        return PagedKVCache(self.config, batch, capacity, self.dtype, self.device, cache_formats(name))
 
     def forward(
         self,

@@ -14,17 +14,52 @@ from torch import Tensor
 from lowbit.attention import AttentionProblem, DecodePlan, PagedCache, PrefillPlan
 from lowbit.errors import ModelError
 from lowbit.formats.kv import KVFormat, kv_format
-from lowbit.kernels.attention import NewTokens, choose_backend
+from lowbit.kernels.attention import NewTokens, choose_backend, get_backend
 from lowbit.models.cache import Cache
 from lowbit.models.config import ModelConfig
 
 PAGE_SIZE = 64
+AUTO, CONTIGUOUS = "auto", "contiguous"  # the fastest that rounds nothing; without pages
 
 
 def cache_formats(name: str) -> tuple[KVFormat, KVFormat]:
     """The formats of keys and of values: "int8" for both, or "int8/int4". Raises FormatError listing the names."""
     key, _, value = name.partition("/")
     return kv_format(key), kv_format(value or key)
+
+
+def check_cache(name: str) -> None:
+    """Raises FormatError, listing the names, for what is no `cache_format` of a model."""
+    if name not in (AUTO, CONTIGUOUS):
+        cache_formats(name)
+
+
+def plain_pages(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """The format of pages that keep keys and values in `dtype`, where a model decodes faster from such pages.
+
+    That is compute capability 9.0, where one kernel reads pages and torch takes five for a contiguous cache under a
+    mask (benchmarks/decode_gpu.py). None: a contiguous cache.
+    """
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    if device.type != "cuda" or dtype not in names or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    formats = cache_formats(names[dtype])
+    problems = [_problem(config, window, formats, dtype, device) for window in set(config.windows)]
+    served = all(get_backend("gpu").legal(problem) is None for problem in problems)
+    return names[dtype] if served else None
+
+
+def _problem(
+    config: ModelConfig,
+    window: int | None,
+    formats: tuple[KVFormat, KVFormat],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionProblem:
+    """What the layers with a window attend over."""
+    return AttentionProblem(
+        config.num_heads, config.num_kv_heads, config.head_dim, PAGE_SIZE, *formats, dtype, device.type, window=window
+    )
 
 
 class PagedKVCache(Cache):
@@ -53,23 +88,11 @@ class PagedKVCache(Cache):
             device=device,
         )
         self.sequences = [self.paged.add() for _ in range(batch)]
-        self._problems = {window: self._problem(window) for window in set(config.windows)}
+        self._problems = {
+            window: _problem(config, window, formats, dtype, self.paged.device) for window in set(config.windows)
+        }
         self._plans: dict[tuple[int | None, bool], DecodePlan | PrefillPlan] = {}
         self._slots: Tensor | None = None  # of the tokens of the pass under way
-
-    def _problem(self, window: int | None) -> AttentionProblem:
-        config = self.config
-        return AttentionProblem(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            PAGE_SIZE,
-            self.paged.key_format,
-            self.paged.value_format,
-            self.dtype,
-            self.paged.device.type,
-            window=window,
-        )
 
     @property
     def formats(self) -> str:

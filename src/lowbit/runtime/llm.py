@@ -15,7 +15,8 @@ from torch import Tensor
 from lowbit.checkpoint import Checkpoint, TokenizerData, open_checkpoint
 from lowbit.compiling import expecting_compilation
 from lowbit.errors import CheckpointError, UsageError
-from lowbit.models import Decoder, ModelConfig, cache_formats, load_model
+from lowbit.models import Decoder, ModelConfig, check_cache, load_model
+from lowbit.models.paged import AUTO, CONTIGUOUS
 from lowbit.runtime.chat_template import ChatTemplate, Message
 from lowbit.runtime.completion import Completion
 from lowbit.runtime.memory import Memory
@@ -43,8 +44,9 @@ class LLM:
     backend: which kernels run quantized weights, see lowbit.matmul.
     progress: called with (done_bytes, total_bytes, module) while weights are read.
     activations: "plain", or "stored": inputs of linears are rounded as the checkpoint says its model was trained.
-    cache: how keys and values are kept. "auto": in `dtype`, contiguous. "int8", "int4", "fp8", "fp16" and the other
-        names of lowbit.formats.kv, or two as "int8/int4" for keys and values: rounded, in pages (docs/attention.md).
+    cache: how keys and values are kept. "auto": in `dtype`, in pages where those are faster, else contiguous;
+        "contiguous". "int8", "int4", "fp8", "fp16" and the other names of lowbit.formats.kv, or two as "int8/int4" for
+        keys and values: in pages (docs/attention.md).
 
     Raises CheckpointError, ModelError, FormatError or UsageError. Prompts given as text, and text in completions, need
     the checkpoint to have a tokenizer; token ids always work.
@@ -60,13 +62,12 @@ class LLM:
         activations: str = "plain",
         cache: str = "auto",
     ) -> None:
-        if cache != "auto":
-            cache_formats(cache)
+        check_cache(cache)
         self.checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.checkpoint, self.device)
         self.model: Decoder = load_model(self.checkpoint, self.device, self.dtype, backend, progress, activations)
-        self.model.cache_format = None if cache == "auto" else cache
+        self.model.cache_format = cache
 
     @property
     def config(self) -> ModelConfig:
@@ -174,7 +175,7 @@ class LLM:
                 "cut them into windows of at most that"
             )
         ids = ids.to(device=self.device, dtype=torch.int64)
-        if self.model.cache_format is None:
+        if self.model.cache_format in (AUTO, CONTIGUOUS):
             logits: Tensor = self.model(ids)
             return logits
         cache = self.model.new_cache(*ids.shape)
