@@ -4,6 +4,7 @@
     python benchmarks/matmul.py --kernel portable --name matmul_portable
     python benchmarks/matmul.py --format int2_g128,int3_g128,mxfp4,nf4_g64 --m 1,16 --name formats
     python benchmarks/matmul.py --perm --shapes 8192x28672,28672x4096,4096x4096 --m 1,8,16 --name perm
+    python benchmarks/matmul.py --invariant --shapes 8192x28672,28672x4096 --m 1,8,16,32,64,128,256 --name invariant
 
 One launch for each of several copies of the weight (12 or more, 300 MB or more in all, so that none comes from the L2)
 in one CUDA graph; the median of replays. A graph's start takes some microseconds: with the three copies that make
@@ -66,9 +67,20 @@ def floor_us(weight: PackedWeight, m: int) -> float:
 
 
 def rows_for(
-    n: int, k: int, name: str, tokens: list[int], dtype: torch.dtype, peers: bool, perm: bool, kernel: str
+    n: int,
+    k: int,
+    name: str,
+    tokens: list[int],
+    dtype: torch.dtype,
+    peers: bool,
+    perm: bool,
+    kernel: str,
+    invariant: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure one shape and format at several numbers of tokens. perm: beside the same weight in act-order."""
+    """Measure one shape and format at several numbers of tokens.
+
+    perm: beside the same weight in act-order. invariant: beside the same call with batch_invariant=True.
+    """
     copies = copies_of(n * k * parse_format(name).bits / 8)
     weights = [random_weight(n, k, name, seed) for seed in range(copies)]
     truth = dense(weights[0], torch.float32)
@@ -94,6 +106,14 @@ def rows_for(
                 lambda x=x, w=ordered: [lowbit.matmul(x, o, backend=kernel) for o in w] and None, copies
             )
             row["perm_over_plain"] = row["perm_us"] / us
+        if invariant:
+
+            def launches(x: Tensor = x) -> None:
+                for w in weights:
+                    lowbit.matmul(x, w, batch_invariant=True, backend=kernel)
+
+            row["invariant_us"] = launch_us(launches, copies)
+            row["invariant_over_plain"] = row["invariant_us"] / us
         if wide:
             row["cublas_us"] = launch_us(lambda x=x: [torch.mm(x, w.t()) for w in wide] and None, len(wide))
         if layers:
@@ -140,6 +160,7 @@ def main() -> None:
     parser.add_argument("--format", default="int4_g128", help="names with commas between them")
     parser.add_argument("--peers", action="store_true", help="measure cuBLAS and Humming too")
     parser.add_argument("--perm", action="store_true", help="measure each weight in act-order too")
+    parser.add_argument("--invariant", action="store_true", help="measure batch_invariant=True too")
     parser.add_argument("--m", default="1,8,16,32,64", help="numbers of tokens")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--kernel", default="auto", help="hopper, portable; auto takes the fastest")
@@ -153,7 +174,7 @@ def main() -> None:
     compile_kernels(shapes, names, tokens, dtype, options.kernel)
     for name in names:
         for n, k in shapes:
-            rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm, options.kernel)
+            rows += rows_for(n, k, name, tokens, dtype, options.peers, options.perm, options.kernel, options.invariant)
             torch.cuda.empty_cache()
     device = torch.cuda.get_device_name().lower().split()[-1]
     print(save(device, options.name, rows, method=__doc__))
