@@ -151,6 +151,13 @@ def _decoded(buffers, stage, chunk: gl.constexpr, lift, part_of: gl.constexpr, a
 
 
 @gluon.jit
+def _give_back(empty, stage, on):
+    """A stage may be filled again: loads that other warps have issued are over (hopper_body.py)."""
+    fence_async_shared()
+    mbarrier.arrive(empty.index(stage), count=1, pred=on)
+
+
+@gluon.jit
 def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
     """A partition: decode and multiply the rows that are its own, one step of decoding ahead of the tensor cores."""
     lift_ptr = pointers[4]
@@ -158,6 +165,8 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
     sums: gl.constexpr = acc_layout(True, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
     CHUNKS: gl.constexpr = P.BK // P.CHUNK
+    # A stage is given back while the next product runs, unless the wait before that product is for this very stage.
+    LATE: gl.constexpr = CHUNKS > 1 or P.STAGES > 2
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
     lift = gl.load(lift_ptr)
@@ -174,17 +183,23 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
             phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
             stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
             for c in gl.static_range(CHUNKS):
+                if c + 1 == CHUNKS:  # before the product, or the compiler decodes only after it
+                    mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
                 x_t = buffers[3].index(now).slice(c * P.CHUNK, P.CHUNK, 1).permute((1, 0))
                 acc = warpgroup_mma(a, x_t, acc, is_async=True)
                 if c + 1 < CHUNKS:
                     ahead = _decoded(buffers, now, c + 1, lift, part_of, a_layout, P)
                 else:  # what is decoded after the last unit of a tile is not used
-                    mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
                     ahead = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
+                if LATE and c == 0:
+                    before = gl.where(now == 0, P.STAGES - 1, now - 1)
+                    _give_back(empty, before, unit > begin)
                 acc, a = warpgroup_mma_wait(0, deps=(acc, a))
                 a = ahead
-            fence_async_shared()  # loads that other warps have issued are over: hopper_body.py
-            mbarrier.arrive(empty.index(now), count=1)
+            if not LATE:
+                _give_back(empty, now, True)
+        if LATE:
+            _give_back(empty, gl.where(stage == 0, P.STAGES - 1, stage - 1), True)
         row, tokens = _place(tile, work)
         finish(acc, pointers, buffers[4].index(part_of), work, tile, row, tokens, stop, part_of, P)
     wait_for_stores(P)
