@@ -26,6 +26,7 @@ from torch import Tensor
 from lowbit import LLM
 from lowbit.cli.eval import encode, read_text
 from lowbit.models import cache_formats
+from lowbit.models.paged import AUTO, CONTIGUOUS
 from lowbit.runtime.placement import choose_device
 from record import save
 
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @torch.inference_mode()
 def likelihoods(llm: LLM, windows: Tensor, name: str | None, chunk: int) -> Tensor:
     """-> negative log-likelihoods [windows, window - 1] float64; name: of the cache, None: the model's dtype."""
-    llm.model.cache_format = name
+    llm.model.cache_format = name or CONTIGUOUS
     parts = []
     for ids in windows:
         cache = llm.model.new_cache(1, len(ids))
@@ -99,7 +100,7 @@ def likelihoods(llm: LLM, windows: Tensor, name: str | None, chunk: int) -> Tens
             targets = ids[start + 1 : start + chunk + 1]
             row.append(F.cross_entropy(logits[: len(targets)], targets, reduction="none").double().cpu())
         parts.append(torch.cat(row))
-    llm.model.cache_format = None
+    llm.model.cache_format = AUTO
     return torch.stack(parts)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 from attention_truth import filled, make_problem, store, truth
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lowbit.attention import AttentionProblem, DecodePlan, PrefillPlan
+from lowbit.attention import AttentionProblem, Batch, DecodePlan, PrefillPlan
 from lowbit.attention.schedule import Tiles, cut_keys, even_sizes
 from lowbit.formats.kv import KV_FORMATS
-from lowbit.kernels.attention import BACKENDS, get_backend
+from lowbit.kernels.attention import BACKENDS, FIELDS, get_backend
 
 LENGTHS = [0, 1, 15, 16, 17, 130, 257]
 HERE = [name for name in BACKENDS if get_backend(name).legal(make_problem()) is None]
@@ -202,3 +207,34 @@ def test_work_is_cut_evenly() -> None:
             assert chunks.start[mine][0] == 0 and chunks.end[mine][-1] == count
             assert np.array_equal(chunks.start[mine][1:], chunks.end[mine][:-1])
     assert even_sizes(keys, 1000, 64, 16)[0] == 64 and even_sizes(keys, 1, 64, 16)[0] == 4096
+
+
+@given(
+    lengths=st.lists(st.integers(0, 700), min_size=1, max_size=4),
+    window=st.sampled_from([None, 1, 40, 300]),
+    page=st.sampled_from([16, 64, 128]),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_plan_that_grows_is_a_plan_made_anew(lengths: list[int], window: int | None, page: int) -> None:
+    problem = make_problem(window=window, page_size=page)
+    backend = get_backend("reference")
+    cut = replace(backend.shape(problem, False), target_items=12, least_keys=64)  # so that requests are cut
+    with mock.patch.object(type(backend), "shape", lambda *_: cut):
+        grown, anew = (
+            DecodePlan(problem, max_requests=len(lengths), max_length=1024, backend="reference") for _ in range(2)
+        )
+    tables = [list(range(at * 64, at * 64 + 64)) for at in range(len(lengths))]
+    for step in range(0, 140, 1):
+        now = [length + step for length in lengths]
+        batch = Batch.of(now, [t[: -(-n // page)] for t, n in zip(tables, now, strict=True)], pages=256, page_size=page)
+        grown.plan(batch)
+        anew.batch = None
+        anew.plan(batch)
+        assert torch.equal(grown.work.counts, anew.work.counts)
+        items, rows, slots, _ = grown.work.counts.tolist()
+        for name in FIELDS:
+            assert torch.equal(getattr(grown.work, name)[:items], getattr(anew.work, name)[:items]), (name, now)
+        for name, count in (("position", rows), ("merge_start", rows + 1), ("merge_slots", slots)):
+            assert torch.equal(getattr(grown.work, name)[:count], getattr(anew.work, name)[:count]), (name, now)
+        for row, table in enumerate(batch.tables):
+            assert grown.work.page_table[row, : len(table)].tolist() == list(table)

@@ -72,6 +72,8 @@ class _Plan:
         self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
         self.batch: Batch | None = None
         self.rows = 0  # of query and out, by the newest plan
+        self._last: np.ndarray | None = None  # the last item of each request, where the plan may grow
+        self._first = np.zeros(0, dtype=np.int64)  # the first key of each tile
 
     def _config(self, requests: int, length: int) -> DecodeConfig | None:
         """What was measured for as many requests and tokens, unless bits must not depend on them; else the rule."""
@@ -97,6 +99,12 @@ class _Plan:
     def plan(self, batch: Batch) -> None:
         """Cut a step into items. Raises UsageError, before anything is written, for one that does not fit."""
         self._require_fits(batch)
+        grown = self._grown(batch)
+        self._write(batch, grown if grown is not None else self._cut(batch))
+        self.batch = batch
+
+    def _cut(self, batch: Batch) -> dict[str, np.ndarray]:
+        """All arrays of a step but the page table."""
         new = batch.new if self.prefill else np.ones_like(batch.new)  # decoding: a row even where there are no keys
         tiles, sizes, wide = self._tiles(batch, new)
         total = int(new.sum())
@@ -112,14 +120,38 @@ class _Plan:
         merge_count = np.bincount(merge_row, minlength=total)
         items = len(rows)
         wide_items = items if self.prefill else int((chunks.tile < wide).sum())
-        values = {
+        self.rows = total
+        self._last = np.cumsum(parts) - 1 if self._may_grow else None
+        self._first = tiles.start
+        return {
             "row": tiles.row[chunks.tile], "rows": rows, "table": tiles.table[chunks.tile], "start": chunks.start,
             "end": chunks.end, "slot": slot, "position": _ranges(batch.lengths - new, new),
             "merge_start": np.concatenate([[0], np.cumsum(merge_count)]), "merge_slots": order,
             "counts": np.array([items, total, len(order), wide_items]),
         }  # fmt: skip
-        self._write(batch, values)
-        self.batch, self.rows = batch, total
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether items are those of one row each, cut into chunks that depend on whole units of keys alone."""
+        return not self.prefill and not self.cascade and self.fixed_split is None
+
+    def _grown(self, batch: Batch) -> dict[str, np.ndarray] | None:
+        """What is new where every request has one token more than before and no unit of its keys is begun; or None.
+
+        That is nearly every step of a decoder, and takes a tenth of the time.
+        """
+        before, unit = self.batch, max(UNIT, self.problem.page_size)
+        if before is None or self._last is None or len(before.lengths) != len(batch.lengths):
+            return None
+        if (batch.lengths != before.lengths + 1).any() or ((before.lengths - self._first) % unit == 0).any():
+            return None
+        if (window := self.problem.window) is not None:
+            first, page = batch.lengths - window, self.problem.page_size
+            if (np.maximum(first, 0) // page != np.maximum(first - 1, 0) // page).any():
+                return None
+        end = self._host.array("end")[: self._last[-1] + 1].copy()
+        end[self._last] = batch.lengths
+        return {"end": end, "position": batch.lengths - 1}
 
     def _tiles(self, batch: Batch, new: np.ndarray) -> tuple[Tiles, np.ndarray, int]:
         """-> tiles, the size of their chunks, and how many of them, the first, may have more than one row."""
