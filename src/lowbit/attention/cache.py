@@ -97,7 +97,10 @@ class Batch:
 
 
 def _joined(parts: list[np.ndarray], device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])).to(device)
+    values = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]))
+    if torch.device(device).type == "cuda":  # from other memory than pinned, a copy waits for all that was begun
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def _spread(memory: Tensor) -> None:

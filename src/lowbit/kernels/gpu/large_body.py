@@ -165,8 +165,11 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
     sums: gl.constexpr = acc_layout(True, P.WARPS, P.BM)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums, k_width=2)
     CHUNKS: gl.constexpr = P.BK // P.CHUNK
-    # A stage is given back while the next product runs, unless the wait before that product is for this very stage.
-    LATE: gl.constexpr = CHUNKS > 1 or P.STAGES > 2
+    # Waiting for a unit's words before the last product of the one before lets the assembler decode while the product
+    # runs; after the product it decodes only when that has ended. Tiles with 128 registers of sums have no room for it.
+    EARLY: gl.constexpr = P.BM * P.BLOCKS <= 128
+    # And a stage is given back while the next product runs, unless that early wait is for this very stage.
+    LATE: gl.constexpr = EARLY and (CHUNKS > 1 or P.STAGES > 2)
     gdc_launch_dependents()
     gdc_wait()  # slots may still be in use by the kernel before this one
     lift = gl.load(lift_ptr)
@@ -183,13 +186,15 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
             phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
             stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
             for c in gl.static_range(CHUNKS):
-                if c + 1 == CHUNKS:  # before the product, or the compiler decodes only after it
+                if EARLY and c + 1 == CHUNKS:
                     mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
                 x_t = buffers[3].index(now).slice(c * P.CHUNK, P.CHUNK, 1).permute((1, 0))
                 acc = warpgroup_mma(a, x_t, acc, is_async=True)
                 if c + 1 < CHUNKS:
                     ahead = _decoded(buffers, now, c + 1, lift, part_of, a_layout, P)
                 else:  # what is decoded after the last unit of a tile is not used
+                    if not EARLY:
+                        mbarrier.wait(full.index(stage), phase, pred=unit + 1 < stop)
                     ahead = _decoded(buffers, stage, 0, lift, part_of, a_layout, P)
                 if LATE and c == 0:
                     before = gl.where(now == 0, P.STAGES - 1, now - 1)
