@@ -59,9 +59,23 @@ def test_every_format_decodes_on_every_architecture(name: str, target: int, kind
     _check(_problem(name, name), target, tmp_path, kind)
 
 
+# Streaming, with all options at once. Sums and queries of a head that is padded to 256 take 192 registers of a thread.
+SPILLS = {("fp16", 64): 16, ("fp16", 192): 176, ("fp16", 256): 176, ("fp8", 192): 272, ("fp8", 256): 280,
+          ("int4", 256): 328}  # fmt: skip
+
+
+def _head(name: str, head_dim: int) -> object:
+    """A case; one that is known to spill is to fail until it does not."""
+    spills = SPILLS.get((name, head_dim))
+    marks = [pytest.mark.xfail(strict=True, reason=f"{spills} bytes of stack")] if spills else []
+    return pytest.param(name, head_dim, marks=marks)
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 192, 256])
-@pytest.mark.parametrize("name", ["fp16", "fp8", "int4"])
+@pytest.mark.parametrize(
+    ("name", "head_dim"),
+    [_head(name, size) for name in ("fp16", "fp8", "int4") for size in (32, 64, 80, 96, 112, 192, 256)],
+)
 def test_every_head_decodes(name: str, head_dim: int, tmp_path: Path) -> None:
     from lowbit.kernels.gpu import attention as gpu
 

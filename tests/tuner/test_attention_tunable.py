@@ -177,6 +177,23 @@ def test_plans_take_what_was_measured(small: None) -> None:
     assert plan_of(case, 4, 1200).config == DecodeConfig(8, 128)
 
 
+def test_warming_up_prepares_what_was_measured_for_longer_texts(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.models import Decoder, ModelConfig
+    from lowbit.tuner import warmup
+
+    model = Decoder(ModelConfig("llama", 64, 64, 128, 1, 4, 2, 32, 4096)).eval()
+    model.cache_format = "int8"
+    problem = model.new_cache(1, 2).problems[0]  # type: ignore[attr-defined]
+    compiled: list[DecodeConfig] = []
+    monkeypatch.setattr(warmup.DECODES, "compile", lambda case, candidate: compiled.append(config_of(candidate)))
+    warmup.warm(model, [4])
+    assert compiled == []
+    keep(AttentionCase(problem, 1, 4000), {"units": 8, "least_keys": 128})
+    keep(AttentionCase(problem, 2, 1000), {"units": 0, "least_keys": 128})  # none that can be
+    warmup.warm(model, [4])
+    assert compiled == [DecodeConfig(8, 128)]
+
+
 @pytest.mark.parametrize(
     ("config", "change"),
     [

@@ -57,6 +57,14 @@ def measured_decode(
     return decode_config_of(min(near)[2], problem) if near else None
 
 
+def measured_decodes(problem: AttentionProblem, backend: AttentionBackend) -> set[DecodeConfig]:
+    """All that measured_decode may give for a problem, whatever the requests and their length."""
+    index = torch.cuda.current_device() if problem.device == "cuda" else 0
+    rows = rows_here(problem.device, index).get(_rest(attention_key(problem, 1, 1)), [])
+    found = {decode_config_of(row, problem) for *_, row in rows if row["family"] == backend.name}
+    return {config for config in found if config is not None}
+
+
 def decode_config_of(row: Row, problem: AttentionProblem) -> DecodeConfig | None:
     """The configuration of a row, or None where its values are none or not legal for a problem."""
     backend = get_backend(row["family"])

@@ -139,6 +139,11 @@ class PagedKVCache(Cache):
         return plan.run(layer, self.paged, self.paged.append(layer, new, plan.backend))
 
     @property
+    def problems(self) -> tuple[AttentionProblem, ...]:
+        """What its layers ask of attention."""
+        return tuple(self._problems.values())
+
+    @property
     def step_backend(self) -> str:
         """Which attention backend serves single tokens, of every kind of layer; several names if they differ."""
         return "/".join(sorted({choose_backend(self.backend, each).name for each in self._problems.values()}))

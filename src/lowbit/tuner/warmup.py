@@ -12,11 +12,17 @@ import torch
 
 from lowbit.compiling import expecting_compilation
 from lowbit.dispatch import choose
+from lowbit.dispatch.tuned_attention import measured_decodes
 from lowbit.errors import LowbitError
 from lowbit.kernels import Problem
+from lowbit.kernels.attention import choose_backend
 from lowbit.models import Decoder
+from lowbit.models.paged import PagedKVCache
 from lowbit.nn import Linear
 from lowbit.tuner.ahead import compile_all
+from lowbit.tuner.attention import TUNABLE as DECODES
+from lowbit.tuner.attention import AttentionCase
+from lowbit.tuner.attention import candidate_of as decode_candidate
 from lowbit.tuner.matmul import TUNABLE, candidate_of
 from lowbit.tuner.work import TOKENS, Weight, distinct, matmuls
 
@@ -41,7 +47,18 @@ def warm(
             progress("running", done, len(lengths))
             _run(model, m)
         progress("running", len(lengths), len(lengths))
+        _compile_decodes(model)
     return count
+
+
+def _compile_decodes(model: Decoder) -> None:
+    """What was measured to be the fastest for longer texts than were run, where keys and values are in pages."""
+    cache = model.new_cache(1, 2)
+    for problem in cache.problems if isinstance(cache, PagedKVCache) else ():
+        backend = choose_backend("auto", problem)
+        for config in measured_decodes(problem, backend):
+            case = AttentionCase(problem, 1, 1, model.device.index or 0)
+            DECODES.compile(case, decode_candidate(backend, config))
 
 
 def _run(model: Decoder, m: int) -> None:

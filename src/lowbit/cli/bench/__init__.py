@@ -1,1 +1,1 @@
-"""`lowbit bench`: how fast matmuls and models are on this machine."""
+"""`lowbit bench`: how fast matmuls, attention, sampling and models are on this machine."""
