@@ -87,3 +87,17 @@ def test_every_head_decodes(name: str, head_dim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_prefill_uses_wgmma_on_hopper(name: str, tmp_path: Path) -> None:
     assert "HGMMA" in _check(_problem(name, name), 90, tmp_path, "prefill")
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("head_dim", [32, 80, 128, 256])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("target", [80, 90, 120])
+def test_every_format_is_gathered(name: str, head_dim: int, target: int, tmp_path: Path) -> None:
+    from lowbit.kernels.gpu.attention_contiguous import gather_kernel
+    from lowbit.kernels.gpu.attention_launch import compiled
+
+    kernel = compiled(gather_kernel(_problem(name, name, head_dim=head_dim), target))
+    assert spilled(kernel.asm["cubin"], tmp_path) == (0, 0)
+    if target == 90 and head_dim == 128:
+        assert "STG.E.128" in disassembled(kernel.asm["cubin"], tmp_path)

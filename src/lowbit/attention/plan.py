@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lowbit.attention.cache import Batch, PagedCache
+from lowbit.attention.gathered import GatheredPrompts
 from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
 from lowbit.dispatch.tuned_attention import measured_decode
 from lowbit.errors import UsageError
@@ -70,6 +71,9 @@ class _Plan:
         self._host = Work.empty(limits, self.tile_rows, "cpu", pinned=on_gpu)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
+        fixed = padded or cascade
+        never = "decoding" if not self.prefill else "a plan with padded or cascade" if fixed else None
+        self.gathered = GatheredPrompts(problem, self.backend, max_rows, max_length, never)
         self.batch: Batch | None = None
         self.rows = 0  # of query and out, by the newest plan
         self._last: np.ndarray | None = None  # the last item of each request, where the plan may grow
@@ -106,7 +110,7 @@ class _Plan:
     def _cut(self, batch: Batch) -> dict[str, np.ndarray]:
         """All arrays of a step but the page table."""
         new = batch.new if self.prefill else np.ones_like(batch.new)  # decoding: a row even where there are no keys
-        tiles, sizes, wide = self._tiles(batch, new)
+        tiles, sizes, wide = self._tiles(batch, new, self.gathered.choose(batch))
         total = int(new.sum())
         chunks = cut_keys(tiles, sizes)
         rows, parts = tiles.rows[chunks.tile], np.bincount(chunks.tile, minlength=len(tiles.row))
@@ -153,8 +157,20 @@ class _Plan:
         end[self._last] = batch.lengths
         return {"end": end, "position": batch.lengths - 1}
 
-    def _tiles(self, batch: Batch, new: np.ndarray) -> tuple[Tiles, np.ndarray, int]:
-        """-> tiles, the size of their chunks, and how many of them, the first, may have more than one row."""
+    def explain(self) -> str:
+        """How each request of the newest plan is computed: one line each."""
+        if self.batch is None:
+            raise UsageError("explain() before plan(): call plan() once a step")
+        batch, lines = self.batch, []
+        for name, length, new in zip(batch.names, batch.lengths.tolist(), batch.new.tolist(), strict=True):
+            reason = self.gathered.reason_against(new, length)
+            how = f"in its pages ({reason})" if reason else "gathered, then torch's attention"
+            lines.append(f"{name}: {new} new of {length} tokens, by {self.backend.name}, {how}")
+        return "\n".join(lines)
+
+    def _tiles(self, batch: Batch, new: np.ndarray, gathered: list[int]) -> tuple[Tiles, np.ndarray, int]:
+        """-> tiles of requests that are not gathered, the size of their chunks, and how many of the tiles, the first,
+        may have more than one row."""
         page, window, cut = self.problem.page_size, self.problem.window, self.cut
         begin = np.zeros(len(batch.lengths), dtype=np.int64)
         shared: list[Tiles] = []
@@ -167,7 +183,7 @@ class _Plan:
                 whole = np.ones_like(at)
                 rows = np.minimum(self.tile_rows, total - at)
                 shared.append(Tiles(row + at, rows, whole * first, whole * 0, whole * tokens))
-        own = cut_rows(batch.lengths, new, cut.tile_rows, page, window, begin)
+        own = cut_rows(batch.lengths, new, cut.tile_rows, page, window, begin).without(gathered)
         if self.fixed_split is not None:
             return own, fixed_sizes(own.end - own.start, new[own.table], self.fixed_split, page), 0
         sizes = even_sizes(own.end - own.start, cut.target_items, cut.least_keys, page)
@@ -214,14 +230,19 @@ class _Plan:
                 raise UsageError(f"run(): {name} {'are missing' if asked else 'were not asked for'} in {problem}")
             if given is not None and (given.shape != (problem.heads,) or given.dtype != torch.float32):
                 raise UsageError(f"run(): {name} of shape {list(given.shape)}, {given.dtype}: must be [heads] float32")
-        if out is None:
-            out = torch.empty_like(query)
-        elif out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous():
+        if out is not None and (out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous()):
             raise UsageError(f"run(): out of shape {list(out.shape)}, {out.dtype}: must be contiguous, like the query")
         if self.debug:
             self._require_sound(batch, cache)
-        operands = Operands(query.contiguous(), cache.keys[layer], cache.values[layer], out, sinks, slopes)
-        self.backend.run(problem, self.work, operands, self.workspace, self.config)
+        query, prompts = query.contiguous(), self.gathered.prompts
+        if out is None and len(prompts) == 1 and prompts[0].rows == self.rows:
+            return self.gathered.run(prompts[0], self.work, cache, layer, query)
+        out = torch.empty_like(query) if out is None else out
+        if self.gathered.rows < self.rows or not prompts:
+            operands = Operands(query, cache.keys[layer], cache.values[layer], out, sinks, slopes)
+            self.backend.run(problem, self.work, operands, self.workspace, self.config)
+        for prompt in prompts:
+            out[prompt.row : prompt.row + prompt.rows] = self.gathered.run(prompt, self.work, cache, layer, query)
         return out
 
     def _require_fits(self, batch: Batch) -> None:
@@ -272,10 +293,10 @@ class _Plan:
             if not 0 <= start <= end <= batch.lengths[request]:
                 raise UsageError(f"{name}: item {at} reads keys {start} to {end} of {batch.lengths[request]}")
             pages = table[request, start // batch.page_size : -(-end // batch.page_size)]
-            if len(pages) and not 0 <= pages.min() <= pages.max() < cache.pages:
-                raise UsageError(
-                    f"{name}: item {at} reads page {int(pages.min())} to {int(pages.max())} of {cache.pages} pages"
-                )
+            _require_pages(f"{name}: item {at}", pages, cache.pages)
+        for prompt in self.gathered.prompts:
+            pages = table[prompt.table, : -(-prompt.length // batch.page_size)]
+            _require_pages(batch.names[prompt.table], pages, cache.pages)
 
 
 class DecodePlan(_Plan):
@@ -314,6 +335,11 @@ class PrefillPlan(_Plan):
     """Any number of new tokens a request, each of which sees itself and what is before it."""
 
     prefill = True
+
+
+def _require_pages(name: str, pages: np.ndarray, count: int) -> None:
+    if len(pages) and not 0 <= pages.min() <= pages.max() < count:
+        raise UsageError(f"{name} reads page {int(pages.min())} to {int(pages.max())} of {count} pages")
 
 
 def _ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:

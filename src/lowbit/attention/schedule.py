@@ -29,6 +29,11 @@ class Tiles:
     start: np.ndarray  # a multiple of the page size
     end: np.ndarray
 
+    def without(self, tables: list[int]) -> Tiles:
+        """The tiles of other rows of the page table than these."""
+        kept = ~np.isin(self.table, tables)
+        return Tiles(self.row[kept], self.rows[kept], self.table[kept], self.start[kept], self.end[kept])
+
 
 @dataclass(frozen=True)
 class Chunks:

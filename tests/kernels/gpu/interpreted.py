@@ -19,6 +19,7 @@ from attention_truth import filled, make_problem, truth
 
 from lowbit.attention import DecodePlan, PagedCache, PrefillPlan
 from lowbit.kernels.attention import NewTokens
+from lowbit.kernels.gpu import attention_contiguous
 
 DECODES: dict[str, dict[str, Any]] = {
     "fp16": {"lengths": [0, 1, 15, 16, 17, 200]},
@@ -34,6 +35,14 @@ PREFILLS: dict[str, dict[str, Any]] = {
     "fp16": {"lengths": [40, 130], "new": [40, 17]},
     "int4": {"lengths": [3, 0, 150], "new": [3, 0, 66], "window": 50, "head_dim": 48},
     "fp8": {"lengths": [70], "new": [70], "heads": 6},
+}
+GATHERED: dict[str, dict[str, Any]] = {
+    "fp16": {"lengths": [40, 130], "new": [40, 17]},
+    "fp8": {"lengths": [5, 70], "new": [5, 70], "heads": 6, "head_dim": 80},
+    "fp8_head": {"lengths": [70], "new": [33], "page_size": 32},
+    "int8": {"lengths": [130], "new": [100], "heads": 3, "kv_heads": 3},
+    "int4": {"lengths": [3, 0, 150], "new": [3, 0, 66], "head_dim": 48},
+    "int4_asym": {"lengths": [64, 64], "new": [64, 16], "head_dim": 32, "dtype": torch.bfloat16},
 }
 APPENDS: dict[str, dict[str, Any]] = {
     "fp16": {},
@@ -68,7 +77,17 @@ def attended(name: str, prefill: bool, case: dict[str, Any]) -> dict[str, Any]:
     out = plan.run(0, cache, query, sinks=sinks, slopes=slopes).double()
     expected = truth(problem, cache, batch, query, sinks, slopes, counts)
     items, _, slots, _ = plan.work.counts.tolist()
-    return {"error": float((out - expected).norm() / expected.norm()), "items": items, "slots": slots}
+    error = float((out - expected).norm() / expected.norm())
+    return {"error": error, "items": items, "slots": slots, "how": plan.explain()}
+
+
+def gathered(name: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Prompts of 16 tokens and more through contiguous memory, which has room for one key head of 160 tokens."""
+    head_dim = case.get("head_dim", 64)
+    attention_contiguous.LEAST_ROWS, attention_contiguous.ROOM_BYTES = 16, 160 * head_dim * 4
+    found = attended(name, True, case)
+    attention_contiguous.LEAST_ROWS = 1024
+    return found
 
 
 def appended(name: str, head_dim: int = 64, tokens: int = 5, norm: bool = True, rope: bool = True) -> dict[str, Any]:
@@ -103,6 +122,7 @@ def appended(name: str, head_dim: int = 64, tokens: int = 5, norm: bool = True, 
 def main() -> None:
     results = {f"decode {name}": attended(name, False, case) for name, case in DECODES.items()}
     results |= {f"prefill {name}": attended(name, True, case) for name, case in PREFILLS.items()}
+    results |= {f"gathered {name}": gathered(name, case) for name, case in GATHERED.items()}
     results |= {f"append {name}": appended(name, **case) for name, case in APPENDS.items()}
     sys.stdout.write(json.dumps(results))
 

@@ -2,7 +2,7 @@
 
 problem.py     what is asked (AttentionProblem), with the equations
 work.py        the work list that a plan fills: rows, keys, slots, merges
-backend.py     the interface: legal(), shape(), run(), append()
+backend.py     the interface: legal(), shape(), run(), append(); gathering, another way for prompts
 cpu.py         compiled code for single rows (cpu_rows.py), blocks of keys with an online softmax for more
 reference.py   float32 torch, any device: the truth
 """
@@ -14,7 +14,15 @@ from functools import cache
 from importlib import import_module
 
 from lowbit.errors import SlowPathWarning, UnsupportedConfig
-from lowbit.kernels.attention.backend import AttentionBackend, DecodeConfig, NewTokens, Operands, Shape
+from lowbit.kernels.attention.backend import (
+    AttentionBackend,
+    DecodeConfig,
+    Gathering,
+    NewTokens,
+    Operands,
+    Prompt,
+    Shape,
+)
 from lowbit.kernels.attention.problem import AttentionProblem
 from lowbit.kernels.attention.work import FIELDS, Limits, Work, Workspace
 
@@ -67,9 +75,11 @@ __all__ = [
     "AttentionBackend",
     "AttentionProblem",
     "DecodeConfig",
+    "Gathering",
     "Limits",
     "NewTokens",
     "Operands",
+    "Prompt",
     "Shape",
     "Work",
     "Workspace",

@@ -58,11 +58,50 @@ class NewTokens:
     eps: float = 1e-6
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A request whose pages are gathered before its queries meet them."""
+
+    table: int  # its row of the page table
+    row: int  # the first of its query rows
+    rows: int
+    length: int  # tokens in the cache; the last `rows` of them are those of the queries
+
+
+class Gathering(ABC):
+    """Another way to compute prompts: pages are dequantized into contiguous memory, where other kernels read them."""
+
+    @abstractmethod
+    def reason_against(self, problem: AttentionProblem, rows: int, length: int) -> str | None:
+        """Why a request with `rows` new of `length` tokens is better left in its pages, or None. The problem is legal.
+
+        It depends on the request alone, so that its bits do not depend on others.
+        """
+
+    @abstractmethod
+    def room(self, problem: AttentionProblem, max_rows: int, max_length: int) -> int:
+        """Numbers in the queries' dtype that run() wants room for; 0: no request of such a plan is gathered."""
+
+    @abstractmethod
+    def run(
+        self,
+        problem: AttentionProblem,
+        work: Work,
+        prompt: Prompt,
+        query: Tensor,  # [rows of the step, heads, head_dim], contiguous, as in Operands
+        key: PagedTensor,
+        value: PagedTensor,
+        space: Tensor,  # [room], of no meaning between runs
+    ) -> Tensor:
+        """-> out of the prompt's rows [rows, heads, head_dim], contiguous."""
+
+
 class AttentionBackend(ABC):
     """Backends choose nothing about each other."""
 
     name: str
     config_type: type[DecodeConfig] = DecodeConfig  # what measurements are read into
+    gathering: Gathering | None = None
 
     @abstractmethod
     def legal(self, problem: AttentionProblem) -> str | None:

@@ -2,7 +2,8 @@
 
     decode      one row a request: attention_stream.attend, which also merges rows whose keys were cut; what it does
                 not serve, attention_body.attend and attention_body.merge
-    prefill     many rows: attention_body.attend with a larger tile, so that `wgmma` (9.0) or `mma` multiplies
+    prefill     many rows: attention_body.attend with a larger tile, so that `wgmma` (9.0) or `mma` multiplies; long
+                prompts: attention_contiguous.py
     append      attention_append.append
 
 Nothing here waits for the device or allocates but `append`'s queries, so all of it can be captured in CUDA graphs.
@@ -16,7 +17,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lowbit.formats.kv import KVFormat
 from lowbit.kernels.attention import (
     AttentionBackend,
     AttentionProblem,
@@ -28,6 +28,8 @@ from lowbit.kernels.attention import (
     Workspace,
 )
 from lowbit.kernels.gpu import attention_launch as launches
+from lowbit.kernels.gpu.attention_contiguous import Contiguous
+from lowbit.kernels.gpu.attention_launch import scales_of, side_kinds, words_of
 from lowbit.kernels.gpu.attention_plan import TYPES, GpuDecode, HeadShape, Tile, padded, plan_of, side_of, width_of
 from lowbit.packing.paged import PagedTensor
 
@@ -116,6 +118,7 @@ def prefill_tile(problem: AttentionProblem) -> Tile:
 class GpuAttention(AttentionBackend):
     name = "gpu"
     config_type = GpuDecode
+    gathering = Contiguous()
 
     def legal(self, problem: AttentionProblem) -> str | None:
         if problem.device != "cuda" and not launches.interpreted():
@@ -206,8 +209,8 @@ class GpuAttention(AttentionBackend):
             eps = _EPS[new.eps, out.device] = torch.tensor([new.eps], device=out.device)
         arguments: tuple[Tensor | int, ...] = (
             query, keys, values, new.slots, *(_or(x, query) for x in (new.cos, new.sin)),
-            *(_or(x, query) for x in (new.query_norm, new.key_norm)), eps, out, key.codes, _scales(key), value.codes,
-            _scales(value), tokens, query.stride(0), keys.stride(0), values.stride(0),
+            *(_or(x, query) for x in (new.query_norm, new.key_norm)), eps, out, key.codes, scales_of(key), value.codes,
+            scales_of(value), tokens, query.stride(0), keys.stride(0), values.stride(0),
         )  # fmt: skip
         kernel, block = append_kernel(new, key, value, launches.capability(out.device))
         launches.launch(kernel, -(-tokens // block) * (heads + 2 * key.kv_heads), arguments)
@@ -219,7 +222,15 @@ def attend_kernel(problem: AttentionProblem, tile: Tile, items: str, target: int
     """The kernel of a legal problem. items: as in Plan; target: compute capability, 90 for 9.0."""
     key, value = (side_of(kept, problem.head_dim, target) for kept in (problem.key, problem.value))
     query = launches.TYPES[problem.dtype]
-    kinds = (query, *_kinds(problem.key), *_kinds(problem.value), query, *["*fp32"] * 4, *["*i32"] * 9, "i32")
+    kinds = (
+        query,
+        *side_kinds(problem.key),
+        *side_kinds(problem.value),
+        query,
+        *["*fp32"] * 4,
+        *["*i32"] * 9,
+        "i32",
+    )
     constants = (("K", key), ("V", value), ("P", plan_of(problem, tile, target, items)))
     return launches.Kernel("attention_body", "attend", kinds, constants, target, tile.warps, tile.maxnreg)
 
@@ -262,7 +273,7 @@ def append_kernel(new: NewTokens, key: PagedTensor, value: PagedTensor, target: 
     kinds = (
         *(kind(x, x) for x in (query, new.key, new.value, new.slots)),
         *(kind(x, query) for x in (new.cos, new.sin, new.query_norm, new.key_norm)), "*fp32", kind(query, query),
-        *(kind(x, x) for x in (key.codes, _scales(key), value.codes, _scales(value))), *["i32"] * 4,
+        *(kind(x, x) for x in (key.codes, scales_of(key), value.codes, scales_of(value))), *["i32"] * 4,
     )  # fmt: skip
     return launches.Kernel("attention_append", "append", kinds, constants, target, 1, fusion=False), block
 
@@ -274,26 +285,10 @@ def _arguments(work: Work, operands: Operands, workspace: Workspace) -> tuple[Te
     """Arguments of attend."""
     key, value, unused = operands.key, operands.value, workspace.lse
     return (
-        operands.query, _words(key), _scales(key), _words(value), _scales(value), operands.out, workspace.out,
+        operands.query, words_of(key), scales_of(key), words_of(value), scales_of(value), operands.out, workspace.out,
         workspace.lse, _or(operands.sinks, unused), _or(operands.slopes, unused), work.counts, work.row, work.rows,
         work.table, work.start, work.end, work.slot, work.position, work.page_table, work.limits.pages,
     )  # fmt: skip
-
-
-def _kinds(kept: KVFormat) -> tuple[str, str]:
-    """How the codes and the scales of a format are passed."""
-    if kept.is_plain:
-        return launches.TYPES[kept.dtype], launches.TYPES[kept.dtype]
-    return "*i16", launches.TYPES[kept.scale_dtype]
-
-
-def _words(side: PagedTensor) -> Tensor:
-    """Codes as 16-bit words; plain numbers as they are."""
-    return side.codes if side.format.is_plain else side.codes.view(torch.int16)
-
-
-def _scales(side: PagedTensor) -> Tensor:
-    return side.codes if side.scales is None else side.scales
 
 
 def _or(given: Tensor | None, unused: Tensor) -> Tensor:

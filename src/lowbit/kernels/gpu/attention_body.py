@@ -14,39 +14,13 @@ from lowbit.kernels.gpu.attention_parts import (
     hadamard,
     join_parts,
     merge_row,
-    numbers,
     scores,
     seen,
+    side_block,
     split_parts,
     with_sink,
 )  # fmt: skip
 from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, triton
-
-
-@triton.jit
-def _side(codes_ptr, scales_ptr, token, inside, S: tl.constexpr):
-    """A block of keys or values -> PARTS tensors [keys, words].
-
-    token: [keys] int64, which row of [pages, kv_heads, page_size] each key is; inside: where one is.
-    """
-    word = tl.arange(0, S.WORDS_PADDED)
-    there = inside[:, None] & (word < S.WORDS)[None, :]
-    words = tl.load(codes_ptr + token[:, None] * S.WORDS + word[None, :], mask=there, other=0)
-    scales, offsets = words, words  # not read
-    if S.SCALED:
-        KEYS: tl.constexpr = token.shape[0]
-        GROUPS: tl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
-        STEP: tl.constexpr = 2 if S.OFFSET else 1
-        group = tl.arange(0, GROUPS)
-        at = scales_ptr + (token[:, None] * S.GROUPS + group[None, :]) * STEP
-        real = inside[:, None] & (group < S.GROUPS)[None, :]
-        shape: tl.constexpr = (KEYS, GROUPS, S.GROUP_WORDS)
-        scales = tl.load(at, mask=real, other=0.0)
-        scales = tl.reshape(tl.broadcast_to(scales[:, :, None], shape), (KEYS, S.WORDS_PADDED))
-        if S.OFFSET:
-            offsets = tl.load(at + 1, mask=real, other=0.0)
-            offsets = tl.reshape(tl.broadcast_to(offsets[:, :, None], shape), (KEYS, S.WORDS_PADDED))
-    return numbers(words, scales, offsets, S)
 
 
 @triton.jit
@@ -123,7 +97,7 @@ def attend(
             inside = key < end
             page = tl.load(pages_ptr + key // P.PAGE, mask=inside, other=0)
             token = page.to(tl.int64) * (P.KV_HEADS * P.PAGE) + head * P.PAGE + key % P.PAGE
-            k_parts = _side(k_ptr, k_scales_ptr, token, inside, K)
+            k_parts = side_block(k_ptr, k_scales_ptr, token, inside, K)
             s = tl.dot(q_parts[0], tl.trans(k_parts[0]))
             for j in tl.static_range(1, K.PARTS):
                 s = tl.dot(q_parts[j], tl.trans(k_parts[j]), s)
@@ -136,7 +110,7 @@ def attend(
             p = tl.exp2(s - base[:, None])
             total = total * scale + tl.sum(p, 1)
             top = new_top
-            v_parts = _side(v_ptr, v_scales_ptr, token, inside, V)
+            v_parts = side_block(v_ptr, v_scales_ptr, token, inside, V)
             sums = ()
             for j in tl.static_range(V.PARTS):
                 sums = sums + (tl.dot(p.to(v_parts[j].dtype), v_parts[j], acc[j] * scale[:, None]),)

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import UnsupportedConfig
+from lowbit.formats.kv import KVFormat
 from lowbit.hardware import Gpu, gpu
 from lowbit.kernels.gpu import driver
+from lowbit.packing.paged import PagedTensor
 
 TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32",
@@ -39,6 +41,23 @@ class Kernel:
         """The arguments are of the kinds the kernel was compiled for."""
         given = tuple("i32" if isinstance(a, int) else TYPES[a.dtype] for a in arguments)
         assert given == self.kinds, f"{self.name}: {given} instead of {self.kinds}"
+
+
+def side_kinds(kept: KVFormat) -> tuple[str, str]:
+    """How the codes and the scales of a format are passed."""
+    if kept.is_plain:
+        return TYPES[kept.dtype], TYPES[kept.dtype]
+    return "*i16", TYPES[kept.scale_dtype]
+
+
+def words_of(side: PagedTensor) -> Tensor:
+    """Codes as 16-bit words; plain numbers as they are."""
+    return side.codes if side.format.is_plain else side.codes.view(torch.int16)
+
+
+def scales_of(side: PagedTensor) -> Tensor:
+    """Scales, or what stands in their place where there are none."""
+    return side.codes if side.scales is None else side.scales
 
 
 def interpreted() -> bool:

@@ -113,6 +113,32 @@ def numbers(words, scales, offsets, S: tl.constexpr):
 
 
 @triton.jit
+def side_block(codes_ptr, scales_ptr, token, inside, S: tl.constexpr):
+    """A block of keys or values -> PARTS tensors [keys, words].
+
+    token: [keys] int64, which row of [pages, kv_heads, page_size] each key is; inside: where one is.
+    """
+    word = tl.arange(0, S.WORDS_PADDED)
+    there = inside[:, None] & (word < S.WORDS)[None, :]
+    words = tl.load(codes_ptr + token[:, None] * S.WORDS + word[None, :], mask=there, other=0)
+    scales, offsets = words, words  # not read
+    if S.SCALED:
+        KEYS: tl.constexpr = token.shape[0]
+        GROUPS: tl.constexpr = S.WORDS_PADDED // S.GROUP_WORDS
+        STEP: tl.constexpr = 2 if S.OFFSET else 1
+        group = tl.arange(0, GROUPS)
+        at = scales_ptr + (token[:, None] * S.GROUPS + group[None, :]) * STEP
+        real = inside[:, None] & (group < S.GROUPS)[None, :]
+        shape: tl.constexpr = (KEYS, GROUPS, S.GROUP_WORDS)
+        scales = tl.load(at, mask=real, other=0.0)
+        scales = tl.reshape(tl.broadcast_to(scales[:, :, None], shape), (KEYS, S.WORDS_PADDED))
+        if S.OFFSET:
+            offsets = tl.load(at + 1, mask=real, other=0.0)
+            offsets = tl.reshape(tl.broadcast_to(offsets[:, :, None], shape), (KEYS, S.WORDS_PADDED))
+    return numbers(words, scales, offsets, S)
+
+
+@triton.jit
 def scores(s, distance, slope, factor, P: tl.constexpr):
     """Products q . k -> scores times log2(e). distance: how far a key lies behind the query; slope: of ALiBi."""
     if P.SOFT_CAP > 0:
