@@ -19,6 +19,7 @@ from lowbit.attention import AttentionProblem, Batch, DecodePlan, PagedCache, Pr
 from lowbit.formats.kv import KV_FORMATS
 from lowbit.kernels.attention import NewTokens
 from lowbit.kernels.gpu import attention as gpu
+from lowbit.kernels.gpu import attention_contiguous
 
 LENGTHS = [0, 1, 15, 16, 17, 700, 4095]
 FORMATS = [name for name in KV_FORMATS if name not in ("fp32", "bf16")]
@@ -165,6 +166,25 @@ def test_prefill(name: str) -> None:
     plan.plan(batch)
     out = plan.run(0, on_card(cache), query.cuda())
     assert error(out.double().cpu(), expected) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["fp16", "fp8", "fp8_head", "int8", "int4_asym"])
+def test_long_prompts_are_gathered(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole prompt, a continued one and a short one in one step, with room for one key head of the longest."""
+    monkeypatch.setattr(attention_contiguous, "ROOM_BYTES", 1400 * 64 * 4)
+    problem = make_problem(key=name, value=name, heads=4, kv_heads=2, head_dim=64, dtype=dtype)
+    cache, sequences = filled(problem, [1100, 17, 1400])
+    batch = cache.batch(sequences, [1100, 3, 1030])
+    query = torch.randn(batch.rows, 4, 64).to(dtype)
+    expected = truth(problem, cache, batch, query, new=batch.new)
+    plan = PrefillPlan(
+        replace(problem, device="cuda"), max_requests=3, max_length=2048, max_rows=batch.rows, backend="gpu"
+    )
+    plan.plan(batch)
+    assert [line.endswith("torch's attention") for line in plan.explain().splitlines()] == [True, False, True]
+    out = plan.run(0, on_card(cache), query.cuda())
+    assert error(out.double().cpu(), expected) < (1e-3 if dtype == torch.float16 else 8e-3)
 
 
 @pytest.mark.parametrize("name", FORMATS)

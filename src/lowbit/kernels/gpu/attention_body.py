@@ -1,7 +1,8 @@
 """Attention over a paged cache in plain Triton: the items of a work list (kernels/attention/work.py), and the merge.
 
     attend    one program for each item and key head: rows of queries times their heads make a tile of BLOCK_M, keys
-              come in blocks of BLOCK_N; softmax on the way, in fp32 and in base 2
+              come in blocks of BLOCK_N; softmax on the way, in fp32 and in base 2; blocks that all rows of a prompt's
+              tile see come first and without a mask
     merge     one program for each query row and key head: adds up the partial results of rows whose keys were cut
 
 Cached numbers are decoded in registers (attention_parts.py); nothing but codes and scales is read from memory.
@@ -21,6 +22,45 @@ from lowbit.kernels.gpu.attention_parts import (
     with_sink,
 )  # fmt: skip
 from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, triton
+
+
+@triton.jit
+def _meet(
+    state,  # of rows: highest score, sum of weights, PARTS sums of values
+    q_parts, sides, where,
+    first, last,  # keys; without MASKED, whole blocks
+    slope, factor, MASKED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Queries meet the keys from first to last, which all rows see unless MASKED."""
+    k_ptr, k_scales_ptr, v_ptr, v_scales_ptr = sides
+    pages_ptr, head, position, end = where
+    top, total, acc = state
+    n = tl.arange(0, P.BLOCK_N)
+    for block in tl.range(first, last, P.BLOCK_N, num_stages=P.STAGES):
+        key = block + n
+        inside = key < end if MASKED else n >= 0
+        page = tl.load(pages_ptr + (key >> P.PAGE_BITS), mask=inside, other=0)
+        token = page.to(tl.int64) * (P.KV_HEADS * P.PAGE) + (head * P.PAGE + (key & (P.PAGE - 1)))
+        k_parts = side_block(k_ptr, k_scales_ptr, token, inside, K)
+        s = tl.dot(q_parts[0], tl.trans(k_parts[0]))
+        for j in tl.static_range(1, K.PARTS):
+            s = tl.dot(q_parts[j], tl.trans(k_parts[j]), s)
+        distance = position[:, None] - key[None, :]
+        s = scores(s, distance, slope, factor, P)
+        if MASKED:
+            s = tl.where(inside[None, :] & seen(distance, P), s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        scale = tl.exp2(top - base)
+        p = tl.exp2(s - base[:, None])
+        total = total * scale + tl.sum(p, 1)
+        top = new_top
+        v_parts = side_block(v_ptr, v_scales_ptr, token, inside, V)
+        sums = ()
+        for j in tl.static_range(V.PARTS):
+            sums = sums + (tl.dot(p.to(v_parts[j].dtype), v_parts[j], acc[j] * scale[:, None]),)
+        acc = sums
+    return top, total, acc
 
 
 @triton.jit
@@ -63,7 +103,6 @@ def attend(
         slot = tl.load(slot_ptr + item)
         pages_ptr += tl.load(table_ptr + item).to(tl.int64) * table_width
         m = tl.arange(0, P.BLOCK_M)
-        n = tl.arange(0, P.BLOCK_N)
         d = tl.arange(0, P.WIDTH)
         at = m // P.GROUPS
         q_head = head * P.GROUPS + m % P.GROUPS
@@ -92,29 +131,15 @@ def attend(
         acc = (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
         for _ in tl.static_range(V.PARTS - 1):
             acc = acc + (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
-        for block in tl.range(start, end, P.BLOCK_N, num_stages=P.STAGES):
-            key = block + n
-            inside = key < end
-            page = tl.load(pages_ptr + key // P.PAGE, mask=inside, other=0)
-            token = page.to(tl.int64) * (P.KV_HEADS * P.PAGE) + head * P.PAGE + key % P.PAGE
-            k_parts = side_block(k_ptr, k_scales_ptr, token, inside, K)
-            s = tl.dot(q_parts[0], tl.trans(k_parts[0]))
-            for j in tl.static_range(1, K.PARTS):
-                s = tl.dot(q_parts[j], tl.trans(k_parts[j]), s)
-            distance = position[:, None] - key[None, :]
-            s = scores(s, distance, slope, factor, P)
-            s = tl.where(inside[None, :] & seen(distance, P), s, float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-            scale = tl.exp2(top - base)
-            p = tl.exp2(s - base[:, None])
-            total = total * scale + tl.sum(p, 1)
-            top = new_top
-            v_parts = side_block(v_ptr, v_scales_ptr, token, inside, V)
-            sums = ()
-            for j in tl.static_range(V.PARTS):
-                sums = sums + (tl.dot(p.to(v_parts[j].dtype), v_parts[j], acc[j] * scale[:, None]),)
-            acc = sums
+        state = (top, total, acc)
+        sides = (k_ptr, k_scales_ptr, v_ptr, v_scales_ptr)
+        where = (pages_ptr, head, position, end)
+        masked = start
+        if P.ITEMS == "wide" and P.WINDOW == 0:  # what the first row of an item sees, all of them see
+            everyone = tl.maximum(tl.minimum(tl.load(position_ptr + row) + 1, end) - start, 0)
+            masked = start + everyone // P.BLOCK_N * P.BLOCK_N
+            state = _meet(state, q_parts, sides, where, start, masked, slope, factor, False, K, V, P)
+        top, total, acc = _meet(state, q_parts, sides, where, masked, end, slope, factor, True, K, V, P)
         out = join_parts(acc, V.PARTS)
         inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
         if slot < 0:
