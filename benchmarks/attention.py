@@ -3,11 +3,13 @@
     python benchmarks/attention.py                    figures -> benchmarks/results/<device>/attention.json
     python benchmarks/attention.py --sweep            every candidate tile of a few cases -> attention_sweep.json
     python benchmarks/attention.py --formats fp8,int4 --cases 1x4096,128x4096 --prefill '' --no-peers
+    python benchmarks/attention.py --cases '' --prefill 1x8192,1x8192/1024 --name attention_prompts
 
 32 query heads on 8 key heads of 128, pages of 16 tokens in random order, queries in fp16. Layers with caches of their
 own run in turn, 320 MB or more and 12 launches or more in one CUDA graph, so that nothing comes from the L2; the median
 of replays. Every result is compared with float64 over the dequantized cache. `of 4.45` is the bytes of codes and scales
-over the read bandwidth of an H200, as measured, in TB/s. torch gets contiguous keys and values in fp16.
+over the read bandwidth of an H200, as measured, in TB/s. torch gets contiguous keys and values in fp16. Of prompts,
+`path` says how they were computed, and `in_pages_us` is the time without gathering pages, in the same run.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import attention_compile
 from attention_compile import HEAD_DIM, HEADS, problem_of
@@ -78,24 +81,36 @@ def ours(name: str, cache: PagedCache, batch: Batch, new: int, config: DecodeCon
     """Time this package and check it. new: query rows of a request."""
     requests, length = len(batch.lengths), int(batch.lengths[0])
     problem = problem_of(name)
-    plan: DecodePlan | PrefillPlan
-    if new == 1:
-        plan = DecodePlan(problem, max_requests=requests, max_length=length, backend="gpu", config=config)
-    else:
-        plan = PrefillPlan(problem, max_requests=requests, max_length=length, max_rows=requests * new, backend="gpu")
-    plan.plan(batch)
+    sizes = {"max_requests": requests, "max_length": length, "backend": "gpu"}
     query = torch.randn(requests * new, HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
-    outs = [torch.full_like(query, torch.nan) for _ in cache.keys]
+    if new == 1:
+        return checked(DecodePlan(problem, config=config, **sizes), cache, batch, query)
+    sizes["max_rows"] = requests * new
+    row = checked(PrefillPlan(problem, **sizes), cache, batch, query)
+    row["in_pages_us"] = row["us"]
+    if row["path"].startswith("gathered"):
+        row["in_pages_us"] = checked(PrefillPlan(problem, gather=False, **sizes), cache, batch, query)["us"]
+    return row
+
+
+def checked(plan: DecodePlan | PrefillPlan, cache: PagedCache, batch: Batch, query: Tensor) -> dict[str, Any]:
+    """The time of a plan's run, whose results of all layers are right and the same."""
+    plan.plan(batch)
+    outs: list[Tensor] = [query] * len(cache.keys)  # of the newest launches, or of the graph's replays
 
     def launch(layer: int) -> Callable[[], object]:
-        return lambda: plan.run(layer, cache, query, out=outs[layer])
+        def run() -> None:
+            outs[layer] = plan.run(layer, cache, query)
+
+        return run
 
     us = launch_us([launch(layer) for layer in range(len(cache.keys))])
-    error = relative_error(problem, outs[0], query, cache, batch)
+    error = relative_error(plan.problem, outs[0], query, cache, batch)
     same = all(torch.equal(out, outs[0]) for out in outs)
-    assert error < 1e-3 and same, f"{name} {requests} x {length}: relative error {error}, layers alike: {same}"
+    path = plan.explain().splitlines()[0].partition("by gpu, ")[2]
+    assert error < 1e-3 and same, f"{plan.problem}: relative error {error}, layers alike: {same}"
     items, _, slots, _ = plan.work.counts.tolist()
-    return {"us": us, "error": error, "items": items, "slots": slots}
+    return {"us": us, "error": error, "items": items, "slots": slots, "path": path}
 
 
 def torch_us(requests: int, length: int, new: int) -> float:
@@ -150,13 +165,13 @@ def show(rows: list[dict[str, Any]]) -> None:
     print(f"{'format':8}{'case':>12}{'new':>6}{'us':>9}{'TB/s':>7}{'of 4.45':>8}{'TFLOP/s':>8}  peers (us)")
     for r in rows:
         peers = {f"flashinfer {way}": us for way, us in r.get("flashinfer_us", {}).items()}
-        peers |= {name: r[f"{name}_us"] for name in ("torch", "published") if r.get(f"{name}_us")}
+        peers |= {name: r[f"{name}_us"] for name in ("torch", "published", "in_pages") if r.get(f"{name}_us")}
         tile = " ".join(f"{k}={r[k]}" for k in ("units", "keys", "warps", "stages", "maxnreg") if k in r)
         case = f"{r['requests']} x {r['length']}"
         text = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
         print(
             f"{r['format']:8}{case:>12}{r['new']:>6}{r['us']:>9.1f}{r['TBs']:>7.2f}{r['of_read_bandwidth']:>8.0%}"
-            f"{r['TFLOPs']:>8.0f}  {text} {tile}"
+            f"{r['TFLOPs']:>8.0f}  {text} {tile}{r['path'] if r['new'] > 1 else ''}"
         )
 
 
@@ -182,7 +197,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", default=",".join(FORMATS), help="of the cache, with commas between them")
     parser.add_argument("--cases", default=",".join(CASES), help="requests x tokens of each")
-    parser.add_argument("--prefill", default="1x8192", help="the same for prefill; an empty text leaves it out")
+    parser.add_argument(
+        "--prefill", default="1x8192", help="the same for prefill, /new tokens if not all; '' leaves it out"
+    )
     parser.add_argument("--no-peers", action="store_true", help="neither torch nor FlashInfer")
     parser.add_argument("--sweep", action="store_true", help="every candidate tile instead")
     parser.add_argument("--name", default="attention", help="of the record")
@@ -200,7 +217,8 @@ def main() -> None:
             rows.append(measure(name, case, 1, not options.no_peers))
             show(rows[-1:])
         for case in filter(None, options.prefill.split(",")):
-            rows.append(measure(name, case, int(case.split("x")[1]), not options.no_peers))
+            case, _, new = case.partition("/")
+            rows.append(measure(name, case, int(new or case.split("x")[1]), not options.no_peers))
             show(rows[-1:])
     print()
     show(rows)

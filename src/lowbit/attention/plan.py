@@ -49,6 +49,7 @@ class _Plan:
         fixed_split: int | None = None,  # keys of a chunk, from a request's own length only: batch-invariant
         cascade: bool = False,  # prefixes that neighbours share are read once
         padded: bool = False,  # query and out always have max_rows rows: for CUDA graphs
+        gather: bool = True,  # requests that are faster so are computed in contiguous memory; False: all in their pages
         debug: bool = False,  # check the arrays on the device before every run (it waits for the device)
         config: DecodeConfig | None = None,  # of a decode; None: what was measured here, else the backend's rule
     ) -> None:
@@ -71,8 +72,13 @@ class _Plan:
         self._host = Work.empty(limits, self.tile_rows, "cpu", pinned=on_gpu)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
-        fixed = padded or cascade
-        never = "decoding" if not self.prefill else "a plan with padded or cascade" if fixed else None
+        reasons = {
+            "decoding": not self.prefill,
+            "padded=True": padded,
+            "cascade=True": cascade,
+            "gather=False": not gather,
+        }
+        never = next((reason for reason, holds in reasons.items() if holds), None)
         self.gathered = GatheredPrompts(problem, self.backend, max_rows, max_length, never)
         self.batch: Batch | None = None
         self.rows = 0  # of query and out, by the newest plan

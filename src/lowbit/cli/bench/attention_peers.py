@@ -24,6 +24,7 @@ def torch_launches(
     One new token of a request: the query heads of a key head are rows of one product, which is torch's fastest form.
     """
     import torch
+    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     kv, dim = problem.kv_heads, problem.head_dim
@@ -37,7 +38,7 @@ def torch_launches(
     q = torch.randn(requests, problem.heads, new, dim, device=place).to(dtype)
     if new == length:
         return [partial(attend, q, k, v, is_causal=True, enable_gqa=True) for k, v in both]
-    seen = torch.ones(new, length, dtype=torch.bool, device=place).tril(length - new)
+    seen = causal_lower_right(new, length)
     return [partial(attend, q, k, v, attn_mask=seen, enable_gqa=True) for k, v in both]
 
 
