@@ -4,6 +4,7 @@ pages.py      which page belongs to which sequence: counts of users, sharing, co
 new_tokens.py what append() asks of its tensors
 cache.py      PagedCache: pages of every layer, sequences, append, gather
 schedule.py   how keys are cut into the items of a work list
+gathered.py   prompts that are computed in contiguous memory, and why others are not
 plan.py       DecodePlan, PrefillPlan: plan() once a step, run() once a layer
 """
 

@@ -203,7 +203,8 @@ def own_launches(
     most = TOLERANCE[str(problem.dtype).removeprefix("torch.")]
     if not error < most:
         raise LowbitError(f"{problem}, {requests} x {length}: relative error {error:.2g}, at most {most:g} is right")
-    launches = [partial(plan.run, layer, cache, query, out=out) for layer in range(layers)]
+    given = {"out": out} if new == 1 else {}  # of a prompt, as models do it: gathered, it comes in a tensor of its own
+    launches = [partial(plan.run, layer, cache, query, **given) for layer in range(layers)]
     return cache, batch, [*launches], plan.backend.name
 
 
