@@ -46,13 +46,17 @@ def _meet(
         for j in tl.static_range(1, K.PARTS):
             s = tl.dot(q_parts[j], tl.trans(k_parts[j]), s)
         distance = position[:, None] - key[None, :]
-        s = scores(s, distance, slope, factor, P)
+        unit = 1.0
+        if P.SOFT_CAP == 0 and not P.ALIBI and P.FACTOR > 0 and K.SCALE != "head":  # scaled as exponents only
+            unit = factor * LOG2E
+        else:
+            s = scores(s, distance, slope, factor, P)
         if MASKED:
             s = tl.where(inside[None, :] & seen(distance, P), s, float("-inf"))
-        new_top = tl.maximum(top, tl.max(s, 1))
+        new_top = tl.maximum(top, tl.max(s, 1) * unit)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         scale = tl.exp2(top - base)
-        p = tl.exp2(s - base[:, None])
+        p = tl.exp2(s * unit - base[:, None])
         total = total * scale + tl.sum(p, 1)
         top = new_top
         v_parts = side_block(v_ptr, v_scales_ptr, token, inside, V)
