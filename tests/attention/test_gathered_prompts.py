@@ -128,5 +128,7 @@ def test_debug_checks_the_pages_of_prompts(gathering: OnCpu) -> None:
     plan = PrefillPlan(problem, max_requests=1, max_length=64, max_rows=64, backend="reference", debug=True)
     plan.plan(cache.batch(sequences, [64]))
     plan.work.page_table[0, 2] = cache.pages
-    with pytest.raises(UsageError, match=rf"request 0 \(sequence 0\) reads page \d+ to {cache.pages} of {cache.pages}"):
+    with pytest.raises(
+        UsageError, match=rf"request 0 \(sequence 0\): gathering reads page \d+ to {cache.pages} of {cache.pages}"
+    ):
         plan.run(0, cache, torch.zeros(64, 4, 64))

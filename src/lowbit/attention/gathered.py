@@ -21,7 +21,8 @@ class GatheredPrompts:
         max_length: int,
         never: str | None,  # why no request of this plan is gathered
     ) -> None:
-        self.problem, self.never, self._by = problem, never, backend.gathering
+        self.problem, self.never = problem, never
+        self._by, self._name = backend.gathering, backend.name
         if self._by is None:
             self.never = f"{backend.name} has no other way"
         room = 0 if self.never or self._by is None else self._by.room(problem, max_rows, max_length)
@@ -44,6 +45,15 @@ class GatheredPrompts:
             if self.reason_against(rows, length) is None
         ]
         return [prompt.table for prompt in self.prompts]
+
+    def explain(self, batch: Batch) -> str:
+        """How each request of a step is computed: one line each."""
+        lines = []
+        for name, length, new in zip(batch.names, batch.lengths.tolist(), batch.new.tolist(), strict=True):
+            reason = self.reason_against(new, length)
+            how = f"in its pages ({reason})" if reason else "gathered, then torch's attention"
+            lines.append(f"{name}: {new} new of {length} tokens, by {self._name}, {how}")
+        return "\n".join(lines)
 
     @property
     def rows(self) -> int:

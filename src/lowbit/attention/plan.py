@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from lowbit.attention.cache import Batch, PagedCache
+from lowbit.attention.debug import require_sound
 from lowbit.attention.gathered import GatheredPrompts
 from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
 from lowbit.dispatch.tuned_attention import measured_decode
 from lowbit.errors import UsageError
 from lowbit.kernels.attention import (
-    FIELDS,
     AttentionProblem,
     DecodeConfig,
     Limits,
@@ -72,13 +72,8 @@ class _Plan:
         self._host = Work.empty(limits, self.tile_rows, "cpu", pinned=on_gpu)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self.workspace = Workspace.empty(limits.slots, problem.heads, problem.head_dim, problem.device)
-        reasons = {
-            "decoding": not self.prefill,
-            "padded=True": padded,
-            "cascade=True": cascade,
-            "gather=False": not gather,
-        }
-        never = next((reason for reason, holds in reasons.items() if holds), None)
+        asked = {"padded=True": padded, "cascade=True": cascade, "gather=False": not gather}
+        never = next((name for name, given in asked.items() if given), None) if self.prefill else "decoding"
         self.gathered = GatheredPrompts(problem, self.backend, max_rows, max_length, never)
         self.batch: Batch | None = None
         self.rows = 0  # of query and out, by the newest plan
@@ -167,12 +162,7 @@ class _Plan:
         """How each request of the newest plan is computed: one line each."""
         if self.batch is None:
             raise UsageError("explain() before plan(): call plan() once a step")
-        batch, lines = self.batch, []
-        for name, length, new in zip(batch.names, batch.lengths.tolist(), batch.new.tolist(), strict=True):
-            reason = self.gathered.reason_against(new, length)
-            how = f"in its pages ({reason})" if reason else "gathered, then torch's attention"
-            lines.append(f"{name}: {new} new of {length} tokens, by {self.backend.name}, {how}")
-        return "\n".join(lines)
+        return self.gathered.explain(self.batch)
 
     def _tiles(self, batch: Batch, new: np.ndarray, gathered: list[int]) -> tuple[Tiles, np.ndarray, int]:
         """-> tiles of requests that are not gathered, the size of their chunks, and how many of the tiles, the first,
@@ -239,7 +229,7 @@ class _Plan:
         if out is not None and (out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous()):
             raise UsageError(f"run(): out of shape {list(out.shape)}, {out.dtype}: must be contiguous, like the query")
         if self.debug:
-            self._require_sound(batch, cache)
+            require_sound(self.work, batch, self.gathered.prompts, cache.pages)
         query, prompts = query.contiguous(), self.gathered.prompts
         if out is None and len(prompts) == 1 and prompts[0].rows == self.rows:
             return self.gathered.run(prompts[0], self.work, cache, layer, query)
@@ -284,26 +274,6 @@ class _Plan:
             )
         return batch
 
-    def _require_sound(self, batch: Batch, cache: PagedCache) -> None:
-        """The debug mode: read the arrays back and check every index that a kernel would use."""
-        work = self.work
-        items, rows, slots, _ = work.counts.tolist()
-        columns = {name: getattr(work, name)[:items].cpu().numpy() for name in FIELDS}
-        table = work.page_table.cpu().numpy()
-        for at, (row, count, request, start, end, slot) in enumerate(zip(*columns.values(), strict=True)):
-            if not 0 <= request < len(batch.names):
-                raise UsageError(f"item {at}: row {request} of the page table, which has {len(batch.names)}")
-            name = batch.names[request]
-            if not 0 <= row < row + count <= rows or not -1 <= slot <= slots - (slot >= 0) * count:
-                raise UsageError(f"{name}: item {at} has rows {row} to {row + count} of {rows}, slot {slot} of {slots}")
-            if not 0 <= start <= end <= batch.lengths[request]:
-                raise UsageError(f"{name}: item {at} reads keys {start} to {end} of {batch.lengths[request]}")
-            pages = table[request, start // batch.page_size : -(-end // batch.page_size)]
-            _require_pages(f"{name}: item {at}", pages, cache.pages)
-        for prompt in self.gathered.prompts:
-            pages = table[prompt.table, : -(-prompt.length // batch.page_size)]
-            _require_pages(batch.names[prompt.table], pages, cache.pages)
-
 
 class DecodePlan(_Plan):
     """One new token a request (none where its length is 0). Takes what _Plan takes, but max_rows."""
@@ -341,11 +311,6 @@ class PrefillPlan(_Plan):
     """Any number of new tokens a request, each of which sees itself and what is before it."""
 
     prefill = True
-
-
-def _require_pages(name: str, pages: np.ndarray, count: int) -> None:
-    if len(pages) and not 0 <= pages.min() <= pages.max() < count:
-        raise UsageError(f"{name} reads page {int(pages.min())} to {int(pages.max())} of {count} pages")
 
 
 def _ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
