@@ -144,6 +144,10 @@ def attend(
             masked = start + everyone // P.BLOCK_N * P.BLOCK_N
             state = _meet(state, q_parts, sides, where, start, masked, slope, factor, False, K, V, P)
         top, total, acc = _meet(state, q_parts, sides, where, masked, end, slope, factor, True, K, V, P)
+        if P.ITEMS == "wide":  # read again where they are used: registers are short in the loop
+            slot = tl.load(slot_ptr + item)
+            real = at < tl.load(rows_ptr + item)
+            places = (tl.load(row_ptr + item) + at).to(tl.int64) * P.HEADS + q_head
         out = join_parts(acc, V.PARTS)
         inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
         if slot < 0:
