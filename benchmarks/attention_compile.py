@@ -11,6 +11,7 @@ import torch
 from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import AttentionProblem
 from lowbit.kernels.gpu import attention as gpu
+from lowbit.kernels.gpu.attention_contiguous import gather_kernel
 from lowbit.kernels.gpu.attention_launch import Kernel, compiled
 from lowbit.tuner.spaces.attention import gpu_configs
 
@@ -35,9 +36,10 @@ def kernels_of(name: str, sweep: bool, prefill: bool, target: int) -> set[Kernel
     if tile := gpu.stream_tile(problem, target):
         kernels = {gpu.stream_kernel(problem, tile, target)}
     if prefill:
-        kernels.add(gpu.attend_kernel(problem, gpu.prefill_tile(problem), "wide", target))
+        kernels.add(gpu.attend_kernel(problem, gpu.prefill_tile(problem, target), "wide", target))
         kernels.add(gpu.attend_kernel(problem, plain, "narrow", target))
         kernels.add(gpu.merge_kernel(problem, plain, target))
+        kernels.add(gather_kernel(problem, target))
     return kernels
 
 

@@ -171,18 +171,19 @@ def test_prefill(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["fp16", "fp8", "fp8_head", "int8", "int4_asym"])
 def test_long_prompts_are_gathered(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole prompt, a continued one and a short one in one step, with room for one key head of the longest."""
-    monkeypatch.setattr(attention_contiguous, "ROOM_BYTES", 1400 * 64 * 4)
+    """Whole prompts, a continued one and a short one in one step, with room for one key head of the longest."""
+    monkeypatch.setattr(attention_contiguous, "LEAST_ROWS", 1024)
+    monkeypatch.setattr(attention_contiguous, "ROOM_BYTES", 1408 * 64 * 4)
     problem = make_problem(key=name, value=name, heads=4, kv_heads=2, head_dim=64, dtype=dtype)
-    cache, sequences = filled(problem, [1100, 17, 1400])
-    batch = cache.batch(sequences, [1100, 3, 1030])
+    cache, sequences = filled(problem, [1152, 17, 1400, 1300])
+    batch = cache.batch(sequences, [1152, 3, 1400, 1030])
     query = torch.randn(batch.rows, 4, 64).to(dtype)
     expected = truth(problem, cache, batch, query, new=batch.new)
     plan = PrefillPlan(
-        replace(problem, device="cuda"), max_requests=3, max_length=2048, max_rows=batch.rows, backend="gpu"
+        replace(problem, device="cuda"), max_requests=4, max_length=2048, max_rows=batch.rows, backend="gpu"
     )
     plan.plan(batch)
-    assert [line.endswith("torch's attention") for line in plan.explain().splitlines()] == [True, False, True]
+    assert [line.endswith("torch's attention") for line in plan.explain().splitlines()] == [True, False, True, False]
     out = plan.run(0, on_card(cache), query.cuda())
     assert error(out.double().cpu(), expected) < (1e-3 if dtype == torch.float16 else 8e-3)
 

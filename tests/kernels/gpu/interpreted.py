@@ -37,11 +37,11 @@ PREFILLS: dict[str, dict[str, Any]] = {
     "fp8": {"lengths": [70], "new": [70], "heads": 6},
 }
 GATHERED: dict[str, dict[str, Any]] = {
-    "fp16": {"lengths": [40, 130], "new": [40, 17]},
+    "fp16": {"lengths": [128, 40, 130], "new": [128, 40, 17]},
     "fp8": {"lengths": [5, 70], "new": [5, 70], "heads": 6, "head_dim": 80},
-    "fp8_head": {"lengths": [70], "new": [33], "page_size": 32},
-    "int8": {"lengths": [130], "new": [100], "heads": 3, "kv_heads": 3},
-    "int4": {"lengths": [3, 0, 150], "new": [3, 0, 66], "head_dim": 48},
+    "fp8_head": {"lengths": [200], "new": [200], "page_size": 32},
+    "int8": {"lengths": [130], "new": [130], "heads": 3, "kv_heads": 3},
+    "int4": {"lengths": [3, 0, 150], "new": [3, 0, 150], "head_dim": 48},
     "int4_asym": {"lengths": [64, 64], "new": [64, 16], "head_dim": 32, "dtype": torch.bfloat16},
 }
 APPENDS: dict[str, dict[str, Any]] = {
@@ -82,12 +82,9 @@ def attended(name: str, prefill: bool, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def gathered(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Prompts of 16 tokens and more through contiguous memory, which has room for one key head of 160 tokens."""
-    head_dim = case.get("head_dim", 64)
-    attention_contiguous.LEAST_ROWS, attention_contiguous.ROOM_BYTES = 16, 160 * head_dim * 4
-    found = attended(name, True, case)
-    attention_contiguous.LEAST_ROWS = 1024
-    return found
+    """Whole prompts of 16 tokens and more through contiguous memory, which has room for one key head of 256 tokens."""
+    attention_contiguous.LEAST_ROWS, attention_contiguous.ROOM_BYTES = 16, 256 * case.get("head_dim", 64) * 4
+    return attended(name, True, case)
 
 
 def appended(name: str, head_dim: int = 64, tokens: int = 5, norm: bool = True, rope: bool = True) -> dict[str, Any]:

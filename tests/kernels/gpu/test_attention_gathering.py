@@ -10,17 +10,31 @@ import torch
 
 from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import AttentionProblem
-from lowbit.kernels.gpu.attention_contiguous import LEAST_ROWS, ROOM_BYTES, Contiguous
+from lowbit.kernels.gpu import attention_launch
+from lowbit.kernels.gpu.attention_contiguous import LEAST_ROWS, ROOM_BYTES, STEP, Contiguous
 
 PROBLEM = AttentionProblem(32, 8, 128, 16, kv_format("int8"), kv_format("int4"), torch.float16, "cuda")
 RULE = Contiguous()
 
 
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_launch, "capability", lambda device: 90)
+
+
 def test_long_prompts_are_gathered() -> None:
     assert RULE.reason_against(PROBLEM, LEAST_ROWS, LEAST_ROWS) is None
-    assert RULE.reason_against(PROBLEM, LEAST_ROWS, 8192) is None
-    reason = RULE.reason_against(PROBLEM, LEAST_ROWS - 1, 8192)
+    assert RULE.reason_against(PROBLEM, 8192, 8192) is None
+    reason = RULE.reason_against(PROBLEM, LEAST_ROWS - 1, LEAST_ROWS - 1)
     assert reason == f"{LEAST_ROWS - 1} new tokens: worth it from {LEAST_ROWS} on"
+
+
+def test_what_was_not_measured_or_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = RULE.reason_against(PROBLEM, LEAST_ROWS, 8192)
+    assert reason == f"{LEAST_ROWS} new of 8192 tokens: torch's kernels for continued prompts are no faster"
+    assert RULE.reason_against(replace(PROBLEM, head_dim=192), 8192, 8192) == "head_dim=192: measured up to 128"
+    monkeypatch.setattr(attention_launch, "capability", lambda device: 80)
+    assert RULE.reason_against(PROBLEM, 8192, 8192) == "capability 8.0: measured on 9.0"
 
 
 @pytest.mark.parametrize(
@@ -38,11 +52,11 @@ def test_options_of_which_torch_has_none(changes: dict[str, Any], said: str) -> 
 
 def test_room_is_bounded_and_holds_a_key_head() -> None:
     token = 2 * 128 * 2  # bytes of the key and the value of one head
-    assert RULE.room(PROBLEM, 8192, 2048) * 2 == 8 * 2048 * token
+    assert RULE.room(PROBLEM, 8192, 3000) * 2 == 8 * (3000 + -3000 % STEP) * token
     most = ROOM_BYTES // token
-    assert RULE.room(PROBLEM, 8192, 10 * most) * 2 == ROOM_BYTES
-    assert RULE.reason_against(PROBLEM, 8192, most) is None
-    assert RULE.reason_against(PROBLEM, 8192, most + 1) == f"{most + 1} tokens: one key head is more than 64 MiB"
+    assert RULE.room(PROBLEM, 10 * most, 10 * most) * 2 == ROOM_BYTES
+    assert RULE.reason_against(PROBLEM, most, most) is None
+    assert RULE.reason_against(PROBLEM, most + 1, most + 1) == f"{most + 1} tokens: one key head is more than 64 MiB"
 
 
 def test_plans_of_few_rows_set_nothing_aside() -> None:

@@ -108,10 +108,12 @@ def decode_kernels(config: GpuDecode, problem: AttentionProblem, target: int) ->
     return [attend_kernel(problem, tile, "all", target), merge_kernel(problem, tile, target)]
 
 
-def prefill_tile(problem: AttentionProblem) -> Tile:
+def prefill_tile(problem: AttentionProblem, target: int) -> Tile:
     """The tile of many rows."""
     wide = width_of(problem.head_dim) > 128
     plain = problem.key.is_plain and problem.value.is_plain
+    if target == 90 and not wide:  # measured on an H200, 1 x 8192 with heads of 128
+        return Tile(LARGEST_TILE, 128, 8, 3 if plain else 2)
     return Tile(LARGEST_TILE, 64 if wide or not plain else 128, 8, 2)
 
 
@@ -175,7 +177,8 @@ class GpuAttention(AttentionBackend):
                 return
             self._attend(problem, work, operands, workspace, tile, "all")
         else:
-            self._attend(problem, work, operands, workspace, prefill_tile(problem), "wide")
+            wide = prefill_tile(problem, launches.capability(operands.query.device))
+            self._attend(problem, work, operands, workspace, wide, "wide")
             self._attend(problem, work, operands, workspace, tile, "narrow")
         self._merge(problem, work, operands, workspace, tile)
 

@@ -14,7 +14,7 @@ from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, trito
 
 @triton.jit
 def _bring(codes_ptr, scales_ptr, out_ptr, token, inside, head, place, S: tl.constexpr, P: tl.constexpr):
-    """Rows `token` of [pages, kv_heads, page_size] -> rows `place` of the output."""
+    """Rows `token` of [pages, kv_heads, page_size], zeros where none is inside -> rows `place` of the output."""
     x = join_parts(side_block(codes_ptr, scales_ptr, token, inside, S), S.PARTS)
     if S.SCALE == "head":
         x = x.to(tl.float32) * tl.load(scales_ptr + head)
@@ -22,16 +22,16 @@ def _bring(codes_ptr, scales_ptr, out_ptr, token, inside, head, place, S: tl.con
         x = hadamard(x.to(tl.float32), S.GROUP)
     d = tl.arange(0, P.WIDTH)
     at = out_ptr + place[:, None] * P.HEAD_DIM + d[None, :]
-    tl.store(at, x.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (d < P.HEAD_DIM)[None, :])
+    tl.store(at, x.to(out_ptr.dtype.element_ty), mask=(d < P.HEAD_DIM)[None, :])
 
 
 @triton.jit
 def gather(
     k_ptr, k_scales_ptr, v_ptr, v_scales_ptr,  # the cache, as of attention_body.attend
-    keys_ptr, values_ptr,  # [heads, length, HEAD_DIM]
+    keys_ptr, values_ptr,  # [heads, padded, HEAD_DIM]: zeros behind the request's tokens; BLOCK divides padded
     pages_ptr,  # int32 [requests, table_width]: the page table
     table, table_width,  # the request's row of it
-    first, heads, length,  # key heads first .. first + heads - 1; tokens
+    first, heads, length, padded,  # key heads first .. first + heads - 1; tokens
     BLOCK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     if P.DEPENDENT:
@@ -43,6 +43,6 @@ def gather(
     pages_ptr += table.to(tl.int64) * table_width
     page = tl.load(pages_ptr + key // P.PAGE, mask=inside, other=0)
     token = page.to(tl.int64) * (P.KV_HEADS * P.PAGE) + (first + head) * P.PAGE + key % P.PAGE
-    place = head.to(tl.int64) * length + key
+    place = head.to(tl.int64) * padded + key
     _bring(k_ptr, k_scales_ptr, keys_ptr, token, inside, first + head, place, K, P)
     _bring(v_ptr, v_scales_ptr, values_ptr, token, inside, first + head, place, V, P)
