@@ -153,12 +153,16 @@ def test_cascade() -> None:
     assert error(out.double().cpu(), expected) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["fp16", "fp8", "int8", "int4", "int4_asym"])
-def test_prefill(name: str) -> None:
-    problem = make_problem(key=name, value=name, heads=8, kv_heads=2, head_dim=128, dtype=torch.float16)
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("name", ["fp16", "fp8", "int8", "int4", "int4_asym", "int8/int4"])
+def test_prefill(name: str, head_dim: int) -> None:
+    key, _, value = name.partition("/")
+    problem = make_problem(
+        key=key, value=value or key, heads=8, kv_heads=2, head_dim=head_dim, dtype=torch.float16, page_size=64
+    )
     cache, sequences = filled(problem, [300, 17, 513])
     batch = cache.batch(sequences, [300, 3, 100])
-    query = torch.randn(batch.rows, 8, 128, dtype=torch.float16)
+    query = torch.randn(batch.rows, 8, head_dim, dtype=torch.float16)
     expected = truth(problem, cache, batch, query, new=batch.new)
     plan = PrefillPlan(
         replace(problem, device="cuda"), max_requests=3, max_length=1024, max_rows=batch.rows, backend="gpu"
@@ -190,18 +194,19 @@ def test_long_prompts_are_gathered(name: str, dtype: torch.dtype, monkeypatch: p
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tokens", [3, 200])
-def test_appending(name: str, tokens: int) -> None:
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+def test_appending(name: str, tokens: int, head_dim: int) -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     pages = 20
     slots = torch.randperm(pages * 16, generator=generator, device="cuda")[:tokens]
     slots[1] = -1
-    qkv = (2 * torch.randn(tokens, 12, 128, generator=generator, device="cuda")).half()
-    angles = torch.randn(tokens, 64, generator=generator, device="cuda").repeat(1, 2)
-    weights = [torch.rand(128, generator=generator, device="cuda").half() for _ in range(2)]
+    qkv = (2 * torch.randn(tokens, 12, head_dim, generator=generator, device="cuda")).half()
+    angles = torch.randn(tokens, head_dim // 2, generator=generator, device="cuda").repeat(1, 2)
+    weights = [torch.rand(head_dim, generator=generator, device="cuda").half() for _ in range(2)]
     new = NewTokens(qkv[:, :8], qkv[:, 8:10], qkv[:, 10:], slots, angles.cos(), angles.sin(), *weights)
     caches, queries = [], []
     for backend in ("reference", "gpu"):
-        cache = PagedCache(layers=1, kv_heads=2, head_dim=128, pages=pages, page_size=16, key=name, device="cuda")
+        cache = PagedCache(layers=1, kv_heads=2, head_dim=head_dim, pages=pages, page_size=16, key=name, device="cuda")
         queries.append(cache.append(0, new, backend).float())
         caches.append(cache)
     assert (queries[0] - queries[1]).abs().max() <= 4e-3
