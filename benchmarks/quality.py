@@ -17,9 +17,9 @@ turns them into 32-bit floats first, so that every type can be read).
 perplexity, and 1 - method / rounded in KL. Perplexity says little about an overtrained model: rounding may lower it.
 
 The peer: llama-imatrix over as many tokens of the same text, then llama-quantize with that matrix. Sizes are the bytes
-of all tensors, embedding and norms included, tokenizers not. Ours is the first recipe of RECIPES that is no larger than
-the peer's file. SmolLM2's packaged file lies on a 4-bit grid with groups of 32, and its width of 576 makes llama.cpp
-replace its K types: at 4 bits and more judge by the trained model.
+of all tensors, embedding and norms included, tokenizers not. Ours are the formats that `lowbit quantize --bits` would
+choose for the size of the peer's file, by GPTQ. SmolLM2's packaged file lies on a 4-bit grid with groups of 32, and its
+width of 576 makes llama.cpp replace its K types: at 4 bits and more judge by the trained model.
 
 Finished rows are kept in --work and not computed again.
 """
@@ -39,21 +39,14 @@ from llama_cpp import LlamaCpp, spread
 from lowbit.checkpoint import Checkpoint, open_checkpoint
 from lowbit.evaluate import compare, load_text
 from lowbit.quantizers import Job, Options, Recipe, Settings, calibration, plan
+from lowbit.quantizers.budget import Part, allocate, limit_of, predicted, recipe_of
+from lowbit.quantizers.sensitivity import measured
 from lowbit.runtime import LLM
 from record import save
 
 FORMATS, METHODS = ("int3_g32", "int4_g64"), ("rtn", "awq", "gptq")
 OPTIONS = [(order, 0.01) for order in ("columns", "none")] + [("groups", share) for share in (0.001, 0.003, 0.03, 0.1)]
 PEERS = {"4.5": ("Q4_K_M", "Q4_K_S", "IQ4_XS"), "3.5": ("Q3_K_M", "IQ3_M"), "2.7": ("Q2_K", "IQ2_M")}
-LINEARS = ("int6_g64", "int5_g32_asym", "int5_g64_asym", "int4_g32_asym", "int4_g64_asym", "int4_g64", "int3_g16_asym",
-           "int3_g32_asym", "int3_g64_asym", "int3_g64", "int2_g16_asym", "int2_g32_asym", "int2_g64_asym")  # fmt: skip
-TABLES = ("int8", "int6_g64", "int5_g64_asym", "int4_g32_asym", "int4_g64_asym", "int3_g32_asym", "int3_g64_asym")
-
-
-def candidates() -> list[tuple[str, str]]:
-    """(linears, tables), the more bits the earlier. The tables have a bit more than the linears, up to 6."""
-    pairs = [(a, b) for a in LINEARS for b in TABLES if int(b[3]) >= min(int(a[3]) + 1, 6)]
-    return sorted(pairs, key=lambda pair: (LINEARS.index(pair[0]), TABLES.index(pair[1])))
 
 
 def size_of(checkpoint: Checkpoint, recipe: Recipe) -> int:
@@ -115,6 +108,14 @@ class Bench:
         return view, {"bytes": nbytes, "bits": 8 * nbytes / weights_of(self.source), "recipe": recipe.to_dict(),
                       "options": asdict(how), "output_error": sum(lost) / max(1, len(lost))}  # fmt: skip
 
+    def parts(self) -> list[Part]:
+        """What every format costs every part of the model, measured once."""
+        start = time.perf_counter()
+        settings = Settings(Recipe.uniform("int8"), "rtn", device=torch.device(self.options.device))
+        found = measured(self.source, self.data, settings, self.work)
+        print(f"costs measured in {time.perf_counter() - start:.0f} s", flush=True)
+        return found
+
     def plain(self, recipe: Recipe) -> tuple[Checkpoint, dict[str, Any]]:
         """A recipe by rounding without data."""
         from lowbit.quantizers import quantize_checkpoint
@@ -171,18 +172,18 @@ def methods(bench: Bench, formats: list[str], options: bool) -> list[dict[str, A
 
 
 def sizes(bench: Bench) -> list[dict[str, Any]]:
-    """The peer's types, each with our first recipe that is no larger."""
-    rows = []
+    """The peer's types, each with the formats that we choose for no larger a size."""
+    rows: list[dict[str, Any]] = []
+    parts = bench.parts()
     for target, kinds in PEERS.items():
         for kind in kinds:
             theirs = bench.row(f"llama-{kind}", lambda kind=kind: bench.peer(kind))  # type: ignore[misc]
             rows.append(theirs | {"target": target})
-            recipes = (Recipe.uniform(a, tables=b, name=f"{a}+{b}") for a, b in candidates())
-            fitting = next((r for r in recipes if size_of(bench.source, r) <= theirs["bytes"]), None)
-            if fitting is None:
-                print(f"    no recipe is as small as {kind}")
-                continue
-            row = bench.row(f"{fitting}-gptq", lambda r=fitting: bench.ours(r, "gptq"))  # type: ignore[misc]
+            bits = 8 * theirs["bytes"] / weights_of(bench.source)
+            chosen = allocate(parts, limit_of(bench.source, parts, bits))
+            recipe = recipe_of(parts, chosen, f"as-{kind}")
+            row = bench.row(f"{recipe}-gptq", lambda r=recipe: bench.ours(r, "gptq"))  # type: ignore[misc]
+            row |= {"predicted_kl": predicted(chosen)}
             rows.append(row | {"target": target, "against": kind})
             print(f"    {row['perplexity']:.3f} against {theirs['perplexity']:.3f} of {kind}")
     return rows

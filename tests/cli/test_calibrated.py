@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -41,6 +42,36 @@ def test_json(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
     assert data["options"]["damping"] == 0.01 and data["method"] == "gptq"
 
 
+BITS = tuple(option for option in OPTIONS if option not in ("--format", "int4_g32"))
+
+
+def test_formats_are_chosen_for_a_size(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    outputs = tmp_path / "one", tmp_path / "two"
+    for output in outputs:
+        done = lowbit("quantize", model, str(output), *BITS, "--calibrate", text, "--bits", "5")
+        assert done.code == 0, done.err
+        assert "formats for 5.0 bits per weight" in done.err
+    assert folder(outputs[0]) == folder(outputs[1])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "text.txt", "two"]
+    entries = open_checkpoint(outputs[0]).entries
+    bits = 8 * sum(entry.nbytes for entry in entries.values()) / sum(entry.numel for entry in entries.values())
+    assert 4.5 < bits <= 5.1  # a file pads rows to whole words
+    assert len({str(entry.form) for entry in entries.values()}) > 3
+
+
+def test_costs_that_were_measured_are_not_measured_again(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    output, work = tmp_path / "out", tmp_path / "out.unfinished"
+    command = ("quantize", model, str(output), *BITS, "--calibrate", text, "--bits")
+    assert "5 bits" not in lowbit(*command, "1.5").out  # too few: measured, and nothing done
+    saved = json.loads((work / "costs.json").read_text())
+    for part in saved["parts"]:
+        part["choices"] = part["choices"][-1:]
+    (work / "costs.json").write_text(json.dumps(saved))
+    done = lowbit(*command, "9")
+    assert done.code == 0, done.err
+    assert {str(e.form) for e in open_checkpoint(output).entries.values()} == {"int8", "torch.float32"}
+
+
 def test_killed_at_random_moments_the_bytes_are_the_same(
     model: str, text: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -69,6 +100,7 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
     [
         (["--method", "gptq"], "method gptq learns from a text: give one with --calibrate"),
         (["--method", "gtpq"], "method 'gtpq': the methods are rtn, awq, gptq"),
+        (["--bits", "4"], "--bits and --format exclude each other: --bits chooses formats"),
         (["--calibrate", "nothing"], "text 'nothing' is neither a file nor a named text"),
         (["--calibrate", "TEXT", "--samples", "99"], "tokens: 99 windows of 32 need 3168; calibrate on a longer text"),
         (["--calibrate", "TEXT", "--length", "99", "--samples", "2"], "the model's context is 96"),
@@ -86,6 +118,14 @@ def test_what_was_typed_wrongly(
     assert (done.code, done.out) == (2, ""), done.err
     assert says in done.err
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.unfinished").exists()
+
+
+def test_bits_that_cannot_be(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:
+    output = str(tmp_path / "out")
+    done = lowbit("quantize", model, output, *BITS, "--bits", "4")
+    assert done.code == 2 and "--bits measures what formats cost on a text: give one with --calibrate" in done.err
+    done = lowbit("quantize", model, output, *BITS, "--calibrate", text, "--bits", "2")
+    assert done.code == 2 and "2.0 bits per weight: this model takes at least " in done.err
 
 
 def test_a_text_too_short_to_hold_some_of_it_out(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from lowbit.cli.failures import usage
 from lowbit.errors import CheckpointError, LowbitError, QuantizationError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from lowbit.checkpoint import Checkpoint
-    from lowbit.quantizers import Recipe
+    from lowbit.quantizers import Calibration, Options, Recipe
 
 SPREAD = 4  # windows are spread over a text that is read to so many times their length, if it is that long
 WORST = 5  # modules that the table names
@@ -31,10 +33,11 @@ class Asked:
     search: str
     device: str
     windows: int  # held out for the comparison; 0: none
+    bits: float | None = None  # per weight of the whole model; None: a recipe says the formats
 
 
-def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -> None:
-    """Quantize, compare, write, print."""
+def run(model: str, output: Path, recipe: Recipe | None, asked: Asked, *, json: bool) -> None:
+    """Quantize, compare, write, print. recipe: None where `asked.bits` is to choose it."""
     from lowbit.cli.source import open_model
     from lowbit.quantizers.calibration import calibration
     from lowbit.quantizers.deliver import deliver, require_output, require_writable, work_folder
@@ -60,6 +63,9 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
         )
     with usage(QuantizationError):
         options = Options(search=asked.search, order=asked.order, damping=asked.damping)
+    if recipe is None:
+        recipe = _chosen(source, data, options, device, asked, work_folder(output))
+    with usage(QuantizationError):
         settings = Settings(recipe, asked.method, options, device, _dtype(device.type))
         job = Job(source, data, settings, work_folder(output))
     require_writable(job)
@@ -98,6 +104,25 @@ def run(model: str, output: Path, recipe: Recipe, asked: Asked, *, json: bool) -
     show(f"calibrated on {data.method}", f"written to {output}; every module's errors are in quantization_report.json")
     for sentence in [*notes, *result["assumptions"]]:
         show(f"note: {sentence}")
+
+
+def _chosen(
+    source: Checkpoint, data: Calibration, options: Options, device: torch.device, asked: Asked, folder: Path
+) -> Recipe:
+    """The formats that cost least at the bits that were asked for."""
+    from lowbit.quantizers.budget import allocate, limit_of, predicted, recipe_of
+    from lowbit.quantizers.recipe import Recipe
+    from lowbit.quantizers.sensitivity import measured
+    from lowbit.quantizers.settings import Settings
+
+    assert asked.bits is not None
+    settings = Settings(Recipe.uniform("int8"), "rtn", options, device, _dtype(device.type))
+    with progress("measuring what formats cost", "passes") as bar:
+        parts = measured(source, data, settings, folder, bar)
+    with usage(QuantizationError):
+        choices = allocate(parts, limit_of(source, parts, asked.bits))
+    note(f"formats for {asked.bits} bits per weight; by nearest rounding they would cost {predicted(choices):.4f} nats")
+    return recipe_of(parts, choices, f"{asked.bits:g} bits")
 
 
 def _tokens(source: Checkpoint, asked: Asked) -> tuple[list[int], str]:

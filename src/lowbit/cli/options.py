@@ -56,6 +56,17 @@ RecipeOption = Annotated[
         show_default=False,
     ),
 ]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        "--bits",
+        help="Choose the formats that lose least at so many bits per weight of the whole model; with --calibrate.",
+        min=1.0,
+        max=16.0,
+        rich_help_panel=ROUND,
+        show_default=False,
+    ),
+]
 Tables = Annotated[
     str | None,
     typer.Option(

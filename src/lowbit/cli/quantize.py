@@ -22,6 +22,7 @@ EXAMPLES = (
     "lowbit quantize ./model ./out --format int4_g64_asym --embedding keep",
     "lowbit quantize ./model ./out --recipe mine.yaml",
     "lowbit quantize ./model ./out --format int3_g32 --method gptq --calibrate book.txt",
+    "lowbit quantize ./model ./out --bits 3.5 --calibrate book.txt",
 )
 DEFAULT_RECIPE = "int4"
 
@@ -36,6 +37,7 @@ def command(
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A new directory.", show_default=False)],
     recipe: options.RecipeOption = None,
     format: options.Format = None,  # noqa: A002 - the field's word
+    bits: options.Bits = None,
     embedding: options.Tables = None,
     keep: options.Keep = None,
     search: options.Search = "auto",
@@ -60,18 +62,23 @@ def command(
     become int8 when the linears have fewer than 8 bits, unless --embedding or a recipe says otherwise. A model that is
     quantized already is decoded and rounded again. OUTPUT appears when it is complete, or not at all.
 
+    --bits measures on the text what each format would cost each layer, and gives the bits to the layers that need
+    them most: the average is over all weights, embedding and head included.
+
     A recipe file holds rules in YAML or JSON, of which the first that matches a module's name decides:
     `rules: [{pattern: down_proj, format: int6_g64, method: rtn}, {pattern: "", format: int4_g64}]`
     """
     from lowbit.checkpoint import write_compressed_tensors
     from lowbit.cli.source import choose_recipe, open_model, rounded
 
-    chosen = choose_recipe(recipe or (None if format else DEFAULT_RECIPE), format, embedding, keep)
-    assert chosen is not None
+    if bits is not None:
+        _require_only_bits(recipe, format, calibrate)
+    chosen = choose_recipe(recipe or (None if format or bits else DEFAULT_RECIPE), format, embedding, keep)
     if calibrate is not None:
-        asked = Asked(method or "gptq", calibrate, samples, length, order, damping, search, device, windows)
+        asked = Asked(method or "gptq", calibrate, samples, length, order, damping, search, device, windows, bits)
         run(model, output, chosen, asked, json=json)
         return
+    assert chosen is not None
     _require_no_data(chosen, method)
     _require_no_learning(context)
     source = open_model(model)
@@ -95,6 +102,14 @@ def command(
     for sentence in view.assumptions:
         show(f"assumed: {sentence}")
     note(f"try it: lowbit generate {written.path} 'The sky is'   or   lowbit eval {written.path}")
+
+
+def _require_only_bits(recipe: str | None, form: str | None, calibrate: str | None) -> None:
+    """Raises UsageError where formats are to be chosen and are given too, or there is nothing to measure them on."""
+    if recipe is not None or form is not None:
+        raise UsageError(f"--bits and --{'recipe' if recipe else 'format'} exclude each other: --bits chooses formats")
+    if calibrate is None:
+        raise UsageError("--bits measures what formats cost on a text: give one with --calibrate, a file or wikipedia")
 
 
 def _require_no_data(recipe: Recipe, method: str | None) -> None:

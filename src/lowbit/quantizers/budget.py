@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from lowbit.checkpoint import Checkpoint
 from lowbit.errors import QuantizationError
@@ -23,7 +24,7 @@ from lowbit.quantizers.recipe import Recipe, Rule
 
 # What compressed-tensors can hold, with a step of a third of a bit or so between one and the next.
 CANDIDATES = ("int2_g64_asym", "int2_g32_asym", "int3_g64_asym", "int3_g32_asym", "int4_g64_asym", "int4_g32_asym",
-              "int5_g64_asym", "int6_g64", "int8_g64")  # fmt: skip
+              "int5_g64_asym", "int6_g64", "int8")  # fmt: skip
 PLAIN_BITS = 16  # of a parameter that no format is chosen for: a norm, a bias
 
 
@@ -133,19 +134,16 @@ def predicted(choices: Sequence[Choice]) -> float:
     return sum(choice.cost for choice in choices)
 
 
-def to_data(parts: Sequence[Part]) -> list[dict[str, object]]:
+def to_data(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Parts as JSON holds them."""
     return [
         {"modules": list(part.modules), "choices": [[c.format, c.bits, c.cost] for c in part.choices]} for part in parts
     ]
 
 
-def from_data(data: Sequence[Mapping[str, list[object]]]) -> list[Part]:
+def from_data(data: Sequence[Mapping[str, Any]]) -> list[Part]:
     """The inverse of to_data."""
-    return [
-        Part(tuple(map(str, row["modules"])), tuple(Choice(str(f), int(b), float(c)) for f, b, c in row["choices"]))  # type: ignore[misc]
-        for row in data
-    ]
+    return [Part(tuple(row["modules"]), tuple(Choice(*choice) for choice in row["choices"])) for row in data]
 
 
 def formats_for(k: int, candidates: Sequence[str] = CANDIDATES) -> list[WeightFormat]:

@@ -26,6 +26,12 @@ class Calibration:
         """SHA-256 of the token ids."""
         return hashlib.sha256(self.tokens.numpy().tobytes()).hexdigest()
 
+    def few(self, count: int) -> Calibration:
+        """At most `count` of the windows, evenly spread over them."""
+        windows = self.tokens.shape[0]
+        picked = [index * windows // count for index in range(count)] if count < windows else list(range(windows))
+        return Calibration(self.tokens[picked], self.source)
+
     @property
     def method(self) -> str:
         """In a sentence: what is calibrated on."""

@@ -5,6 +5,7 @@
     states-<b>.bin               the activations that come into block b
     block-<b>.safetensors        the parameters of block b that changed: codes, scales, zeros, plain tensors
     block-<b>.json               what was done to block b; written last: a block with it is finished
+    costs.json                   what formats cost, where they are chosen for a size (sensitivity.py)
     report.json, output          the report, and the output until it is whole (deliver.py)
 
 Everything is written under another name, put on the disk and renamed. What a run that was killed left half-written is
@@ -152,7 +153,7 @@ class Work:
 
     def remove(self) -> None:
         """Delete the folder's files and, if nothing else is in it, the folder."""
-        own = ("block-*", "states-*", f"*{PARTIAL}", "run.json", "report.json", "lock")
+        own = ("block-*", "states-*", f"*{PARTIAL}", "run.json", "report.json", "costs.json", "lock")
         for path in {path for pattern in own for path in self.path.glob(pattern)}:
             path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):

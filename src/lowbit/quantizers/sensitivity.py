@@ -8,7 +8,8 @@ Approximate Curvature", 2015, with the diagonal of their second factor), so that
 
     1/2 sum_o E[g_o^2] d_o H d_o^T  nats per token,    H = E[x x^T],   d_o the rows of D
 
-and the costs of different weights add up. D is what the module's method makes of ROWS of its rows.
+and the costs of different weights add up. D is what rounding to nearest, weighed by the inputs, makes of ROWS of the
+rows; methods that learn more lower all costs, some more than others.
 
 Memory holds one block, its statistics, and a few windows; activations between blocks are in files, as in the job. The
 model runs forwards once and backwards once, block by block.
@@ -16,10 +17,12 @@ model runs forwards once and backwards once, block by block.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -32,25 +35,54 @@ from lowbit.models.decoder import Layer
 from lowbit.models.fused import split_fused
 from lowbit.models.norm import RMSNorm
 from lowbit.models.rope import Rope
-from lowbit.quantizers.block import round_weight
-from lowbit.quantizers.budget import CANDIDATES, Choice, Part, formats_for
+from lowbit.quantizers.block import FALLBACK, round_weight
+from lowbit.quantizers.budget import CANDIDATES, Choice, Part, formats_for, from_data, to_data
 from lowbit.quantizers.calibration import Calibration
 from lowbit.quantizers.hessian import Inputs
+from lowbit.quantizers.identity import fingerprint
 from lowbit.quantizers.job import EMBEDDING, HEAD, NORM, Progress
 from lowbit.quantizers.plan import WEIGHT
+from lowbit.quantizers.saved import PARTIAL, Work, full_disk
 from lowbit.quantizers.settings import Settings
 from lowbit.quantizers.stages import STAGES, Stage, block_path, load_block
 from lowbit.quantizers.states import States
 
 ROWS = 64  # of a weight that are rounded to learn what a format costs, evenly spread
+WINDOWS = 16  # of the calibration text that are enough
+SAVED = "costs.json"
 SEED = 0  # of the tokens that are drawn
+
+
+def measured(
+    checkpoint: Checkpoint,
+    data: Calibration,
+    settings: Settings,
+    folder: Path,  # of the job: made if it is not there
+    progress: Progress | None = None,
+) -> list[Part]:
+    """Measure on WINDOWS of the data, or read what an earlier run measured on the same and left in the folder.
+
+    So that a job which goes on where it was stopped has the same recipe. Raises QuantizationError as the job does.
+    """
+    few = data.few(WINDOWS)
+    wanted = json.loads(json.dumps(fingerprint(checkpoint, few, settings)))
+    work = Work(folder)
+    if (folder / SAVED).exists():
+        saved = work.read_json(SAVED)
+        if saved.get("of") == wanted:
+            return from_data(saved["parts"])
+    with full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    parts = Sensitivity(checkpoint, few, settings).measure(folder, progress=progress)
+    work.write_json(SAVED, {"of": wanted, "parts": to_data(parts)})
+    return parts
 
 
 class Sensitivity:
     """One measurement of one checkpoint on one calibration text. `measure` does it."""
 
     def __init__(self, checkpoint: Checkpoint, data: Calibration, settings: Settings) -> None:
-        """settings: the methods, options, device and dtype; its recipe's formats do not matter."""
+        """settings: the options, device and dtype; its recipe and method do not matter."""
         self.config = model_config(checkpoint.config)
         self.checkpoint = split_fused(checkpoint, self.config)
         self.data, self.settings = data, settings
@@ -65,7 +97,7 @@ class Sensitivity:
         """What each candidate costs each part of the model. Raises QuantizationError as the job does."""
         report = progress or (lambda done, total, what: None)
         layers = self.config.num_layers
-        with tempfile.TemporaryDirectory(prefix="sensitivity-", dir=folder) as name:
+        with tempfile.TemporaryDirectory(suffix=PARTIAL, dir=folder) as name:
             states = [self._embedded(Path(name))]
             for index in range(layers):
                 states.append(self._forward(index, states[-1]))
@@ -83,7 +115,7 @@ class Sensitivity:
 
     def _states(self, folder: Path, index: int) -> States:
         shape = (*self.data.tokens.shape, self.config.hidden_size)
-        return States.create(folder / f"states-{index}.bin", shape, self.settings.dtype)  # type: ignore[arg-type]
+        return States.create(folder / f"states-{index}.bin", shape, self.settings.dtype)
 
     def _angles(self) -> tuple[Tensor, Tensor]:
         positions = torch.arange(self.data.tokens.shape[1], device=self.settings.device)
@@ -138,12 +170,11 @@ class Sensitivity:
         # Errors of a word's row weigh as its gradients do, and those are about as frequent as the word.
         rows = weight[self._frequent().to(weight.device)]
         forms = formats_for(rows.shape[1], candidates)
-        return {
-            str(form): Choice(
-                str(form), form.total_bits(*weight.shape), power * self._error(name, rows, form, inputs) / 2
-            )
-            for form in forms
-        }
+        choices: dict[str, Choice] = {}
+        for form in forms:
+            cost = power * float(self._errors(name, rows, form, inputs).mean()) / 2
+            choices[str(form)] = Choice(str(form), form.total_bits(*weight.shape), cost)
+        return choices
 
     def _backward(self, index: int, states: States, gradients: States, candidates: Sequence[str]) -> list[Part]:
         """What the parts of a block cost. `gradients` at its outputs become those at its inputs."""
@@ -187,7 +218,7 @@ class Sensitivity:
         rows = self._rows(EMBEDDING, self._frequent())
         own: dict[str, Choice] = {}
         for form in formats_for(entry.shape[1], candidates):
-            rounded, _ = round_weight(EMBEDDING, rows, form, None, self.settings, "rtn")
+            rounded, _ = round_weight(EMBEDDING, rows, form, None, self.settings, FALLBACK)
             error = (rounded.tensor.dequantize() - rows).square() @ power
             own[str(form)] = Choice(str(form), form.total_bits(*entry.shape), float(error.mean()) / 2)
         if HEAD in self.checkpoint.entries:
@@ -202,13 +233,10 @@ class Sensitivity:
 
     @torch.no_grad()
     def _errors(self, name: str, weight: Tensor, form: WeightFormat, inputs: Inputs) -> Tensor:
-        """[rows] float64: d H d^T of each row, after rounding by the module's method."""
-        rounded, _ = round_weight(name.removesuffix(WEIGHT), weight, form, inputs, self.settings)
+        """[rows] float64: d H d^T of each row."""
+        rounded, _ = round_weight(name.removesuffix(WEIGHT), weight, form, inputs, self.settings, FALLBACK)
         d = (rounded.tensor.dequantize() - weight.float()).double()
         return ((d @ inputs.hessian) * d).sum(1)
-
-    def _error(self, name: str, weight: Tensor, form: WeightFormat, inputs: Inputs) -> float:
-        return float(self._errors(name, weight, form, inputs).mean())
 
     def _whole(self, name: str) -> Tensor:
         value = self.checkpoint[name]
@@ -226,11 +254,10 @@ class Watch:
     """The inputs of a stage, and the squares of the gradients at its outputs, summed while a block runs and returns."""
 
     def __init__(self, block: Layer, stage: Stage, device: torch.device) -> None:
-        self.linears = {path: block.get_submodule(path) for path in stage.linears}
-        first = self.linears[stage.linears[0]]
-        self.inputs = Inputs(first.in_features, device)  # type: ignore[arg-type]
+        self.linears = {path: cast(nn.Linear, block.get_submodule(path)) for path in stage.linears}
+        self.inputs = Inputs(self.linears[stage.linears[0]].in_features, device)
         self.power = {
-            path: torch.zeros(linear.out_features, dtype=torch.float64, device=device)  # type: ignore[arg-type]
+            path: torch.zeros(linear.out_features, dtype=torch.float64, device=device)
             for path, linear in self.linears.items()
         }
 
@@ -244,7 +271,7 @@ class Watch:
                 self.power[path] += gradient.float().square().flatten(0, -2).sum(0)
 
             def ran(module: nn.Module, inputs: object, output: Tensor, seen: Callable[[Tensor], None] = seen) -> None:
-                output.register_hook(seen)
+                output.register_hook(seen)  # type: ignore[no-untyped-call]
 
             handles.append(linear.register_forward_hook(ran))
         return [handle.remove for handle in handles]
