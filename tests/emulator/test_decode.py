@@ -188,7 +188,7 @@ def test_a_codebook_is_rounded_once_to_the_type_of_x(x_type: str) -> None:
 COUNTS = {  # docs/kernels-gpu.md has them: without moves, for 16 weights in fp16 and bf16
     "int1": (17, 19), "int2": (17, 19), "ternary": (17, 19), "int3": (22, 22), "int4": (18, 22), "int5": (27, 27),
     "int6": (27, 27), "int7": (36, 36), "int8": (16, 32), "fp8_e4m3": (12, 36), "fp8_e5m2": (8, 32),
-    "fp6_e3m2": (43, 59), "fp6_e2m3": (51, 59), "fp4_e2m1": (30, 38), "nf4": (44, 44), "nvfp4": (42, 54),
+    "fp6_e3m2": (31, 59), "fp6_e2m3": (51, 59), "fp4_e2m1": (22, 38), "nf4": (44, 44), "nvfp4": (34, 54),
 }  # fmt: skip
 
 

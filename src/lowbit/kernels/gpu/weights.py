@@ -79,8 +79,8 @@ def as_float(values):
     """Scales as float32. A byte is e8m0, the exponent of a float: 0 is 2^-127, which is subnormal, and 255 NaN."""
     if values.dtype == gl.uint8:
         exponent = values.to(gl.int32)
-        number = gl.maximum(exponent << 23, 0x00400000)
-        return gl.where(exponent == 255, 0x7FC00000, number).to(gl.float32, bitcast=True)
+        number = gl.maximum(exponent << 23, 0x00400000).to(gl.float32, bitcast=True)
+        return number * 0.0 + number  # of infinity, where 255 leads to, NaN; one instruction
     else:
         return values.to(gl.float32)
 

@@ -82,31 +82,53 @@ def decode_e2m1(x_type: str, scaled: bool = False, converts: bool = True) -> Dec
         elif given:
             times[b3, i2] = code.constant((127 + given << 7) * TWICE)
     for i2 in range(2):
+        upper = _upper_bytes(code, word(0, i2)) if x_type == "fp16" else []
         for i1 in range(2):
             for b3 in range(2):
                 out = output(i2, i1, b3)
-                nibble = 8 * i1 + 4 * b3
-                low = mantissa - 1  # where the nibble's lowest bit goes
-                sign = code.both(code.right(word(0, i2), nibble + 3 - 15), 0x8000 * TWICE)
-                code.with_bits(code.right(word(0, i2), nibble - low), (7 << low) * TWICE, sign, to=out)
+                if upper:
+                    code.both(code.right(upper[b3], 8 * i1 - 8), 0x8E00 * TWICE, to=out)
+                else:
+                    nibble = 8 * i1 + 4 * b3
+                    low = mantissa - 1  # where the nibble's lowest bit goes
+                    sign = code.both(code.right(word(0, i2), nibble + 3 - 15), 0x8000 * TWICE)
+                    code.with_bits(code.right(word(0, i2), nibble - low), (7 << low) * TWICE, sign, to=out)
                 if times[b3, i2]:
                     code.times(x_type, out, times[b3, i2])
     return Decode(tuple(code.lines), 4, factor=2.0 ** (lacking - given), scaled=scaled)
 
 
+def _upper_bytes(code: Lines, source: str) -> list[str]:
+    """For b3 = 0 and 1 a register whose bytes (j0, i1) are the upper bytes of fp16 numbers, but for bits 0 and 4 to 6.
+
+    A nibble's sign becomes its byte's, the rest stands over bit 1: both nibbles of four bytes at once.
+    """
+    return [
+        code.chosen(code.right(source, sign), code.right(source, rest), 0x80808080) for sign, rest in ((-4, -1), (0, 3))
+    ]
+
+
 def decode_fp6(mantissa: int, x_type: str) -> Decode:
-    """e3m2 or e2m3, by `mantissa`: like e2m1, from bytes that the planes of four and two bits make together."""
+    """e3m2 or e2m3, by `mantissa`: like e2m1, from bytes that the planes of four and two bits make together.
+
+    All of e3m2 but its sign stands where the upper byte of fp16 has it.
+    """
     wide, bias = {"fp16": (10, 15), "bf16": (7, 127)}[x_type]
     lacking = bias - (2 ** (4 - mantissa) - 1)  # of the exponent
     low = wide - mantissa  # where the lowest bit goes
     code = Lines()
     words = bytes_of_planes(code, 6)
-    nothing = code.constant(0)
+    ready = x_type == "fp16" and mantissa == 2
+    if ready:
+        words = [[code.chosen(code.right(w, -2), w, 0x80808080) for w in pair] for pair in words]
     for i2 in range(2):
         for i1 in range(2):
             for b3 in range(2):
                 out = output(i2, i1, b3)
-                upper = code.bytes_of(words[i2][b3], nothing, 0x2404 + 0x1010 * i1)  # bits 8 to 12, the sign is 13
+                if ready:
+                    code.both(code.right(words[i2][b3], 8 * i1 - 8), 0x9F00 * TWICE, to=out)
+                    continue
+                upper = code.bytes_of(words[i2][b3], code.constant(0), 0x2404 + 0x1010 * i1)  # the sign is bit 13
                 sign = code.both(code.right(upper, -2), 0x8000 * TWICE)
                 code.with_bits(code.right(upper, 8 - low), (31 << low) * TWICE, sign, to=out)
                 if x_type == "bf16":
