@@ -40,8 +40,8 @@ def untuned(problem: Problem, backend: str = "auto") -> Choice:
     for name in FAMILIES if backend == "auto" else (backend,):
         family = get_family(name)
         reason = family.legal(None, problem)
-        if reason is None and backend == "auto":
-            reason = family.slower(problem)
+        if reason is None and backend == "auto" and (problem.perm or shipped_config(family, problem) is None):
+            reason = family.slower(problem)  # a rule; a row was measured, but without an order of x
         if reason is None:
             legal.append(family)
         else:

@@ -42,10 +42,13 @@ def fitted(config: HopperConfig, format: WeightFormat) -> HopperConfig:  # noqa:
             config = replace(config, splits=config.splits // 2)
         else:
             config = replace(config, block_k=config.block_k * 2)
-    residents = 1 if config.block_m == 64 else 2
+    residents = 1 if config.block_m == 64 else max(2, config.ctas_per_sm)
     limit = min(SMEM_LIMIT, SMEM_SM // residents - RESERVED_BYTES)
     if format.bits < 4:
         config = replace(config, stages=MOST_STAGES)
     while smem_bytes(config, format) > limit and config.stages > 2:
         config = replace(config, stages=config.stages - 1)
+    while config.ctas_per_sm > 2 and smem_bytes(config, format) > limit:
+        config = replace(config, ctas_per_sm=config.ctas_per_sm - 1)
+        limit = SMEM_SM // config.ctas_per_sm - RESERVED_BYTES
     return config

@@ -5,6 +5,8 @@ Four things decide, all read off searches on the H200 (benchmarks/tune.py does t
 - tokens: up to 8 `mma` is faster than `wgmma`, which takes as long for 8 tokens as for 32;
 - bytes of the weight: a small one is over before a multiprocessor has been refilled, so one CTA of each multiprocessor
   leaves room for one of the next kernel, whose weights then arrive early; a large one wants the room for itself;
+- instructions: where they are the limit, not bytes (fewer than four bits, e2m1, codebooks), a large weight takes three
+  CTAs of one partition, whose barriers hide behind each other;
 - columns: a unit of 512 where k leaves little of the last one empty, of 256 where it would be much;
 - bits: fit.py.
 """
@@ -13,7 +15,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lowbit.formats import CODEBOOKS, WeightFormat
+from lowbit.formats.element import Float
+from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.fit import fitted
+from lowbit.kernels.gpu.form import kernel_form, super_columns
 from lowbit.kernels.gpu.plan import NAME, HopperConfig
 from lowbit.kernels.problem import Problem
 
@@ -21,6 +27,8 @@ LARGE_BYTES = 40_000_000
 LARGE_BYTES_64 = 28_000_000  # with 64 tokens, and rows enough for tiles of 128 on every multiprocessor
 LARGE_ROWS_64 = 6000
 WASTE = 1.06  # columns of units of 512 over those of 256, from where on 256 is faster
+
+MANY_WEIGHTS = 90_000_000  # from here on instructions can be the limit
 
 # block_m: (small weight, large weight), for 4 bits
 _SHAPES = {
@@ -43,6 +51,15 @@ _SHAPES = {
 }
 
 
+_THREE_CTAS = HopperConfig(NAME, 8, 512, 4, ctas_per_sm=3, maxnreg=80)
+
+
+def _takes_instructions(weight_format: WeightFormat) -> bool:
+    """Whether a multiprocessor decodes more slowly than memory gives bytes. K-quants were not measured."""
+    one_level = weight_format.zero in (Zero.NONE, Zero.INT) and super_columns(kernel_form(weight_format)) is None
+    return one_level and (weight_format.bits < 4 or weight_format.element in (Float(2, 1), *CODEBOOKS.values()))
+
+
 def tile_tokens(m: int) -> int:
     """Tokens of a tile for m tokens: 8, 16, 32 or 64."""
     return 8 if m <= 8 else 16 if m <= 16 else 32 if m <= 32 else 64
@@ -60,6 +77,8 @@ def choose_config(problem: Problem) -> HopperConfig:
     if problem.batch_invariant:
         return invariant_config(problem)
     config = _SHAPES[tile_tokens(problem.m)][_is_large(problem)]
+    if config.block_m == 8 and problem.n * problem.k >= MANY_WEIGHTS and _takes_instructions(problem.format):
+        config = _THREE_CTAS
     if config.block_k == 512 and -(-problem.k // 512) * 512 > WASTE * (-(-problem.k // 256) * 256):
         config = replace(config, block_k=256, stages=2 * config.stages, splits=2, maxnreg=80)
     return fitted(config, problem.format)

@@ -21,6 +21,7 @@ from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.plan import NAME, REGISTERS, SMEM_LIMIT, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.portable_heuristic import faster_than_hopper
 from lowbit.kernels.gpu.sections_plan import illegal_sections, illegal_sections_config, sections_config
 from lowbit.kernels.gpu.work import X_TYPES, share_out
 from lowbit.kernels.gpu.workspace import workspace
@@ -139,6 +140,11 @@ class Hopper(FragmentFamily):
             if (config.block_k, config.splits, config.wide) != (own.block_k, own.splits, own.wide):
                 return f"batch_invariant in units of {config.block_k} columns, {config.splits} parts: it needs {own}"
         return illegal_config(config, problem.format)
+
+    def slower(self, problem: Problem) -> str | None:
+        if not faster_than_hopper(problem):
+            return None
+        return f"m={problem.m} of {problem.format.element.name}: the portable kernel was measured to be faster"
 
     def default(self, problem: Problem) -> HopperConfig:
         return sections_config(problem) if problem.sections else choose_config(problem)

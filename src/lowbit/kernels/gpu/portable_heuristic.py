@@ -4,30 +4,33 @@ Shared memory decides: as many units in flight as a multiprocessor holds beside 
 tokens take more of both, and are worth it to read more rows of W for each fragment of x. The tiles up to 64 tokens are
 the fastest of a search on an H200 (benchmarks/tune.py).
 
-For up to 8 tokens, where a multiprocessor has room for it, three things decide (the same measurements):
-- a small weight is over before a multiprocessor has been refilled, so its CTAs leave room for one of the next kernel;
-- a large one wants all of a multiprocessor. Four warps for each scheduler hide each other's barriers and latency: four
-  CTAs;
-- but a tile that many CTAs share is summed up by one of them: half as many CTAs, of units twice as long, share it less.
+For up to 8 tokens, where a multiprocessor has room for it, units of 512 columns and two CTAs win nearly everywhere (30
+shapes, int2 to int8: benchmarks/results/h200/portable_rule.json). Two things matter beside them:
+- with dependent launch, CTAs of the next kernel start wherever there is room. Where there is room for some of them
+  only, they crowd on some multiprocessors, and a launch takes 1.2 to 1.6 times as long. So a multiprocessor holds
+  either the CTAs of one launch or those of two;
+- a small weight is over before a multiprocessor has been refilled: then half as many CTAs, and room for the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from lowbit.formats import WeightFormat
+from lowbit.formats.element import Int, Ternary, UnsignedInt
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
 from lowbit.kernels.gpu.plan import RESERVED_BYTES
-from lowbit.kernels.gpu.portable_plan import NAME, Chip, PortableConfig, smem_bytes
-from lowbit.kernels.gpu.work import share_out
+from lowbit.kernels.gpu.portable_plan import DEPENDENT, NAME, Chip, PortableConfig, least_smem_bytes, smem_bytes
 from lowbit.kernels.problem import Problem
 
 MOST_STAGES = 6
 FEW_UNITS = 16  # of a CTA
-SMALL_BYTES, MIDDLE_BYTES = 10_000_000, 20_000_000  # of a weight
-MOST_SHARERS = 2.5  # CTAs of a tile
+SMALL_UNITS, MIDDLE_UNITS = 4, 6.5  # of 512 columns, for each multiprocessor
+MANY_WEIGHTS = 90_000_000  # of fewer than four bits: from here on instructions are the limit, not bytes
 ROOMY_BYTES = 200_000  # of a multiprocessor's shared memory
 
 # block_m: for 4 bits; stages are filled in
@@ -39,10 +42,8 @@ _SHAPES = {
     128: PortableConfig(NAME, 128, 128, 2, warps=8, row_blocks=2, maxnreg=255),
 }
 
-_SMALL = PortableConfig(NAME, 8, 256, 4, warps=8, row_blocks=2, maxnreg=128)
-_MIDDLE = PortableConfig(NAME, 8, 256, 4, ctas_per_sm=2, maxnreg=168)
-_MANY_CTAS = PortableConfig(NAME, 8, 256, 4, ctas_per_sm=4, maxnreg=128)
 _LONG_UNITS = PortableConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=255)
+_MIDDLE = PortableConfig(NAME, 8, 256, 4, ctas_per_sm=2, maxnreg=168)
 
 
 def tile_tokens(m: int) -> int:
@@ -66,22 +67,43 @@ def choose_config(problem: Problem, chip: Chip, multiprocessors: int) -> Portabl
 
 def _few_tokens(problem: Problem, chip: Chip, multiprocessors: int) -> PortableConfig:
     """For up to 8 tokens: see the module's text."""
-    weight_bytes = problem.n * problem.k * problem.format.bits // 8
-    if weight_bytes <= MIDDLE_BYTES:
-        config = _SMALL if weight_bytes <= SMALL_BYTES else _MIDDLE
-        return fitted(config, problem.format, chip, most_stages=config.stages)
-    shares = share_out(_MANY_CTAS, problem.m, problem.n, problem.k, _MANY_CTAS.ctas_per_sm * multiprocessors)
-    config = _MANY_CTAS if shares.k_tiles <= MOST_SHARERS * shares.base else _LONG_UNITS
-    return fitted(config, problem.format, chip)
+    weight_format = problem.format
+    config, k_tiles = _LONG_UNITS, -(-problem.k // _LONG_UNITS.block_k)
+    units = -(-problem.n // 64) * k_tiles / multiprocessors
+    if weight_format.bits < 4 and problem.n * problem.k >= MANY_WEIGHTS:
+        return fitted(replace(config, row_blocks=2), weight_format, chip)  # a fragment of x for twice the weights
+    if units <= SMALL_UNITS and k_tiles >= 4:
+        return fitted(replace(config, ctas_per_sm=1), weight_format, chip, places=2, most_stages=config.stages)
+    if SMALL_UNITS < units <= MIDDLE_UNITS and weight_format.bits == 4:
+        return fitted(_MIDDLE, weight_format, chip, places=4, most_stages=config.stages)
+    return fitted(config, weight_format, chip, least_stages=2 if units <= SMALL_UNITS else 3)
+
+
+def faster_than_hopper(problem: Problem) -> bool:
+    """Whether this kernel by its rule is faster than the Hopper kernel by its own, as far as that was measured."""
+    weight_format, few = problem.format, 2 <= problem.m <= 8
+    if not few or problem.x_dtype != torch.float16 or problem.batch_invariant or problem.perm or problem.sections:
+        return False
+    if weight_format.scale.super or weight_format.zero not in (Zero.NONE, Zero.INT):
+        return False
+    if not isinstance(weight_format.element, Int | UnsignedInt | Ternary) or kernel_form(weight_format).bits == 1:
+        return False
+    return weight_format.bits in (4, 8) or (weight_format.bits < 4 and problem.n * problem.k < MANY_WEIGHTS)
 
 
 def fitted(
     config: PortableConfig,
     format: WeightFormat,  # noqa: A002
     chip: Chip,
+    places: int = 1,
+    least_stages: int = 3,
     most_stages: int = MOST_STAGES,
 ) -> PortableConfig:
-    """`config` with whole groups in a unit, and with as many CTAs and stages as a chip's shared memory holds."""
+    """`config` with whole groups in a unit, and with as many CTAs and stages as a chip's shared memory holds.
+
+    places: for how many CTAs it should have room, those of the next kernel among them. Fewer CTAs rather than fewer
+    than `least_stages` each.
+    """
     form = kernel_form(format)
     if isinstance(form.grouping, Along):
         config = replace(config, block_k=max(config.block_k, form.grouping.size))
@@ -93,9 +115,20 @@ def fitted(
             config = replace(config, row_blocks=config.row_blocks // 2)
         else:
             config = replace(config, block_m=config.block_m // 2)
-    while config.ctas_per_sm > 1 and _stages(replace(config, stages=3), format, chip) < 3:
+    while config.ctas_per_sm > 1 and _stages(replace(config, stages=least_stages), format, chip) < least_stages:
         config = replace(config, ctas_per_sm=config.ctas_per_sm - 1)
-    return replace(config, stages=max(2, _stages(replace(config, stages=most_stages), format, chip)))
+    roomy = _stages(replace(config, stages=most_stages, ctas_per_sm=max(places, config.ctas_per_sm)), format, chip)
+    if roomy < 2:
+        roomy = _stages(replace(config, stages=most_stages), format, chip)
+    config = replace(config, stages=max(2, roomy))
+    while chip.capability >= DEPENDENT and config.ctas_per_sm < room(config, format, chip) < 2 * config.ctas_per_sm:
+        config = replace(config, stages=config.stages + 1)  # so that no more CTAs fit: see the module's text
+    return config
+
+
+def room(config: PortableConfig, format: WeightFormat, chip: Chip) -> int:  # noqa: A002
+    """How many CTAs a multiprocessor's shared memory holds, at most."""
+    return chip.sm_smem_bytes // (least_smem_bytes(config, format) + RESERVED_BYTES)
 
 
 def _stages(config: PortableConfig, format: WeightFormat, chip: Chip) -> int:  # noqa: A002

@@ -105,6 +105,11 @@ def groups_of(config: PortableConfig, form: WeightFormat) -> int:
 
 def smem_bytes(config: PortableConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory a CTA takes, at most: buffers start at multiples of 1024."""
+    return least_smem_bytes(config, format) + 1024 * (4 + len(PLANES[format.bits]))
+
+
+def least_smem_bytes(config: PortableConfig, format: WeightFormat) -> int:  # noqa: A002
+    """Bytes of shared memory a CTA takes where no space is left between buffers."""
     form = kernel_form(format)
     rows = 64 * config.row_blocks
     value_bytes = scale_bytes(form.scale.dtype) + (zero_bytes(form) if form.zero is not Zero.NONE else 0)
@@ -113,4 +118,4 @@ def smem_bytes(config: PortableConfig, format: WeightFormat) -> int:  # noqa: A0
         upper_bytes = super_groups(config, form) * SCALE_TYPES[upper.dtype].storage.itemsize
         of_rows += upper_bytes * (2 if form.zero is Zero.MIN else 1)
     tiles = rows * config.block_k * form.bits // 8 + config.block_m * config.block_k * 2
-    return config.stages * (tiles + rows * of_rows) + 1024 * (4 + len(PLANES[form.bits]))
+    return config.stages * (tiles + rows * of_rows)
