@@ -109,7 +109,8 @@ def graphed(launches: Callable[[], object], count: int, pool: Any = None) -> Sam
 
     The launches run twice before it returns, once outside the graph. They should take as many copies of their operands
     in turn as do not fit the L2, and at least a dozen: a graph's start takes some microseconds. pool: of memory, shared
-    by graphs that never run side by side. Raises what the launches raise.
+    by graphs that never run side by side. The sampler holds `launches`, so that what they read is there at a replay.
+    Raises what the launches raise.
     """
     import torch
 
@@ -123,10 +124,11 @@ def graphed(launches: Callable[[], object], count: int, pool: Any = None) -> Sam
     with torch.cuda.graph(graph, pool=pool):
         launches()
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    held = (graph, launches)
 
     def sample() -> float:
         start.record()
-        graph.replay()
+        held[0].replay()
         stop.record()
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1e3 / count

@@ -105,7 +105,13 @@ class _Plan:
         """Cut a step into items. Raises UsageError, before anything is written, for one that does not fit."""
         self._require_fits(batch)
         grown = self._grown(batch)
-        self._write(batch, grown if grown is not None else self._cut(batch))
+        if grown is not None and self._same_pages(batch):  # no copy, which would wait for its turn on the device
+            assert self._last is not None
+            last = int(self._last[0])
+            self.work.end[last : last + 1].add_(1)
+            self.work.position[:1].add_(1)
+        else:
+            self._write(batch, self._cut(batch) if grown is None else grown)
         self.batch = batch
 
     def _cut(self, batch: Batch) -> dict[str, np.ndarray]:
@@ -157,6 +163,12 @@ class _Plan:
         end = self._host.array("end")[: self._last[-1] + 1].copy()
         end[self._last] = batch.lengths
         return {"end": end, "position": batch.lengths - 1}
+
+    def _same_pages(self, batch: Batch) -> bool:
+        """Whether it is one request, in the pages of the plan before."""
+        return (
+            len(batch.tables) == 1 and self.batch is not None and np.array_equal(batch.tables[0], self.batch.tables[0])
+        )
 
     def explain(self) -> str:
         """How each request of the newest plan is computed: one line each."""

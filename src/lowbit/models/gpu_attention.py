@@ -18,7 +18,7 @@ from lowbit.kernels.attention import NewTokens
 from lowbit.kernels.gpu import small
 from lowbit.models.cache import Cache, KVCache
 from lowbit.models.config import ModelConfig
-from lowbit.models.paged import PagedKVCache
+from lowbit.models.paged import PAGE_SIZE, PagedKVCache
 
 SMALLEST_BUCKET = 256
 
@@ -118,7 +118,9 @@ class Paged:
             self.norms = [(q.weight, k.weight) for q, k in both]  # type: ignore[union-attr,misc]
 
     def begin(self, position: int) -> int:
-        self.slots.copy_(self.cache.begin(1))
+        batch = self.cache.plan(1)
+        at = int(batch.lengths[0]) - 1
+        self.slots.fill_(int(batch.tables[0][at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE)
         return 0
 
     def prepare(self, graph: int) -> None:

@@ -11,7 +11,7 @@ from array import array
 import torch
 from torch import Tensor
 
-from lowbit.attention import AttentionProblem, DecodePlan, PagedCache, PrefillPlan
+from lowbit.attention import AttentionProblem, Batch, DecodePlan, PagedCache, PrefillPlan
 from lowbit.errors import ModelError
 from lowbit.formats.kv import KVFormat, kv_format
 from lowbit.kernels.attention import NewTokens, choose_backend, get_backend
@@ -159,17 +159,20 @@ class PagedKVCache(Cache):
         self.paged.reserve(self.sequences, [time] * self.batch)
         return [self.paged.pool.sequence(sequence).pages for sequence in self.sequences]
 
-    def begin(self, time: int) -> Tensor:
-        """Room and plans for a pass; -> slots of its tokens, int64 [batch * time]."""
+    def begin(self, time: int) -> None:
+        """Room, plans and slots for a pass, which attend() then runs layer by layer."""
+        self._slots = self.plan(time).slots(self.paged.device)
+
+    def plan(self, time: int) -> Batch:
+        """Room and plans for a pass of `time` tokens of each sequence."""
         self.make_room(time)
         new = self.paged.batch(self.sequences, [time] * self.batch)
-        self._slots = new.slots(self.paged.device)
         for window, problem in self._problems.items():
             plan = self._plans.get((window, time == 1))
             if plan is None or plan.work.limits.rows < self.batch * time:
                 plan = self._plans[window, time == 1] = self._new_plan(problem, time)
             plan.plan(new)
-        return self._slots
+        return new
 
     def _new_plan(self, problem: AttentionProblem, time: int) -> DecodePlan | PrefillPlan:
         if time == 1:
