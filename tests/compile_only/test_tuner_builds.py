@@ -129,8 +129,12 @@ def test_kernels_made_ahead_are_loaded_without_compiling(tmp_path: Path) -> None
 @pytest.mark.parametrize("m", TOKENS)
 def test_the_candidates_of_a_model_build_and_few_spill(m: int, tmp_path: Path) -> None:
     from lowbit.kernels.cpu.cache import record_into
+    from lowbit.kernels.gpu.build import build
     from lowbit.kernels.gpu.machine_code import MachineCode
+    from lowbit.kernels.gpu.portable_build import build_portable
 
+    for made in (build, build_portable):  # by another number of tokens: only what is made or loaded is recorded
+        made.cache_clear()
     with assumed_gpu(H200):
         weights = weights_of_shape(known_shape("llama-3-8b"), parse_format("int4_g128"))
         problems = matmuls(weights, [m], torch.device("cuda", 0), torch.bfloat16)
