@@ -16,7 +16,6 @@ from lowbit.packing.tiles import PLANES
 PLANE_BITS = 4  # of a row and column of block_k: a unit has as many bits in the first plane, whatever the width
 LEAST_K = 256  # block_k for any sections that are served
 MOST_SECTIONS = 8  # a kernel's arguments hold this many maps
-PRODUCER_REGISTERS = 24  # of a thread: it holds the maps of every section
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class SectionsPlan(Plan):
     MOST_GROUPS: int = 0
     MOST_ROWS: int = 0
     MOST_COLUMNS: int = 0
-    PRODUCER_REGS: int = PRODUCER_REGISTERS
 
 
 def columns_of(bits: int, block_k: int) -> int:
@@ -108,10 +106,7 @@ def sections_plan(config: HopperConfig, sections: Sequence[Section], x_type: str
     planes = max(len(p.PLANES) for p in plans)
     lines = (max(p.BK // 16 * p.PLANES[i] for p in plans if i < len(p.PLANES)) for i in range(planes))
     return SectionsPlan(
-        **(
-            values
-            | {"REGS": (config.maxnreg * config.threads - 128 * PRODUCER_REGISTERS) // (128 * config.splits) // 8 * 8}
-        ),
+        **values,
         SECTIONS=plans,
         COSTS=tuple(cost_of(section.format.bits, config.block_k) for section in sections),
         MOST_LINES=tuple(lines),
