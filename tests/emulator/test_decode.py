@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lowbit.formats import parse_format
-from lowbit.formats.element import Element, Int, Ternary
-from lowbit.formats.table_element import CODEBOOKS, Codebook, Float
+from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
 from lowbit.kernels.gpu.decode import OUTPUTS, decode_of, subtracting, times_scales
 from lowbit.kernels.gpu.decode.tables import table_numbers
 from lowbit.packing import FRAGMENT

@@ -16,7 +16,7 @@ from torch import Tensor
 import lowbit
 from lowbit.dispatch.tuned import table
 from lowbit.formats import QuantizedTensor, Zero, parse_format, quantize
-from lowbit.formats.table_element import Codebook
+from lowbit.formats.element import Codebook
 from lowbit.kernels import Problem, get_family
 from lowbit.kernels.gpu.builds import build_for
 from lowbit.kernels.gpu.decode.tables import table_factor, table_numbers

@@ -16,10 +16,9 @@ import re
 from functools import lru_cache
 
 from lowbit.errors import FormatError
-from lowbit.formats.element import Element, Int, Ternary
+from lowbit.formats.element import CODEBOOKS, Codebook, Element, Float, Int, Ternary
 from lowbit.formats.grouping import Along, Block, Channel, Flat, Grouping, WholeTensor
 from lowbit.formats.scale import Scale, SuperScale
-from lowbit.formats.table_element import CODEBOOKS, Codebook, Float
 from lowbit.formats.weight_format import WeightFormat, Zero
 
 FLOATS: dict[str, Float] = {f.name: f for f in (Float(4, 3), Float(5, 2), Float(2, 3), Float(3, 2), Float(2, 1))}

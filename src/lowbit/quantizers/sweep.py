@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lowbit.formats import WeightFormat, Zero
+from lowbit.formats.element import TableElement
 from lowbit.formats.grid import Grid
-from lowbit.formats.table_element import TableElement
 
 BLOCK = 128  # columns whose corrections are collected before they reach the columns behind them
 GRAPHS = 16  # recorded runs that are kept

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lowbit.errors import UsageError
 from lowbit.formats import QuantizedTensor, Section, WeightFormat, quantize
-from lowbit.formats.element import Ternary
-from lowbit.formats.table_element import Float
+from lowbit.formats.element import Float, Ternary
 from lowbit.hardware import gpu, host
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from lowbit.formats.element import Element, Int, Ternary, UnsignedInt
-from lowbit.formats.table_element import Codebook, Float, TableElement
+from lowbit.formats.element import Codebook, Element, Float, Int, TableElement, Ternary, UnsignedInt
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I8, Value, vector
 from lowbit.packing.cpu_tile import PLANES, QUADS, TILE_ROWS

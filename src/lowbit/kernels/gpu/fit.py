@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowbit.formats import WeightFormat
+from lowbit.formats.element import Codebook
 from lowbit.formats.grouping import Along
-from lowbit.formats.table_element import Codebook
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
 from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES, SMEM_LIMIT, SMEM_SM, HopperConfig, smem_bytes

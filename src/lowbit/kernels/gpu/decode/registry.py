@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lowbit.formats.element import Element, Int, Ternary, UnsignedInt
-from lowbit.formats.table_element import Codebook, Float
+from lowbit.formats.element import Codebook, Element, Float, Int, Ternary, UnsignedInt
 from lowbit.kernels.gpu.decode.base import Decode
 from lowbit.kernels.gpu.decode.floats import decode_e2m1, decode_e4m3, decode_e5m2, decode_fp6
 from lowbit.kernels.gpu.decode.integers import decode_integer
