@@ -33,8 +33,9 @@ def kernels_of(name: str, sweep: bool, prefill: bool, target: int) -> set[Kernel
         return {kernel for c in gpu_configs(problem, target) for kernel in gpu.decode_kernels(c, problem, target)}
     plain = gpu.decode_tile(problem)
     kernels = {gpu.attend_kernel(problem, plain, "all", target), gpu.merge_kernel(problem, plain, target)}
-    if tile := gpu.stream_tile(problem, target):
-        kernels = {gpu.stream_kernel(problem, tile, target)}
+    streamed = [tile for few in (False, True) if (tile := gpu.stream_tile(problem, target, few))]
+    if streamed:
+        kernels = {gpu.stream_kernel(problem, tile, target) for tile in streamed}
     if prefill:
         kernels.add(gpu.attend_kernel(problem, gpu.prefill_tile(problem, target), "wide", target))
         kernels.add(gpu.attend_kernel(problem, plain, "narrow", target))

@@ -43,6 +43,18 @@ def test_integers_are_exact(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_raw_integers_stand_on_what_their_place_gives(bits: int) -> None:
+    words, codes = _words(bits)
+    zero = 1024 + (1 << bits - 1)
+    for raw in ((0, 1, 2, 3), (1, 3)):
+        text, _ = cache_decode(bits, False, zero, False, False, True, raw)
+        for place, register in enumerate(run(text, 16 // bits, [words])):
+            ground = 64.0 if bits == 4 and place % 2 else 1024.0
+            expected = codes[:, :, place] + (ground if place in raw else 1024.0 - zero)
+            assert np.array_equal(_halves(register), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 def test_scales_and_offsets_round_once(bits: int) -> None:
     words, codes = _words(bits)
     generator = np.random.default_rng(0)

@@ -88,7 +88,7 @@ class _Plan:
             measured = measured_decode(self.problem, self.backend, requests, length)
             if measured is not None:
                 return measured
-        return self.backend.decode_config(self.problem)
+        return self.backend.decode_config(self.problem, requests)
 
     def _limits(self, requests: int, rows: int, pages: int) -> Limits:
         """Room for the largest step. Keys are cut only while there are fewer tiles than the backend's target."""
@@ -128,6 +128,7 @@ class _Plan:
         cut = used > 0
         merge_row = _ranges(tiles.row[chunks.tile][cut], rows[cut])
         order = np.argsort(merge_row, kind="stable")  # of one row: in the order of the items
+        assert self.tile_rows > 1 or (order == np.arange(len(order))).all(), "slots of a row lie in order"
         merge_count = np.bincount(merge_row, minlength=total)
         items = len(rows)
         wide_items = items if self.prefill else int((chunks.tile < wide).sum())
@@ -194,12 +195,12 @@ class _Plan:
         own = cut_rows(batch.lengths, new, cut.tile_rows, page, window, begin).without(gathered)
         if self.fixed_split is not None:
             return own, fixed_sizes(own.end - own.start, new[own.table], self.fixed_split, page), 0
-        sizes = even_sizes(own.end - own.start, cut.target_items, cut.least_keys, page)
+        sizes = even_sizes(own.end - own.start, cut.target_items, cut.least_keys, page, cut.merge_keys)
         if not shared:
             return own, sizes, 0
         first_part = Tiles(*(np.concatenate([getattr(each, f) for each in shared]) for f in Tiles.__annotations__))
         tiles = Tiles(*(np.concatenate([getattr(t, f) for t in (first_part, own)]) for f in Tiles.__annotations__))
-        shared_sizes = even_sizes(first_part.end, cut.target_items, cut.least_keys, page)
+        shared_sizes = even_sizes(first_part.end, cut.target_items, cut.least_keys, page, cut.merge_keys)
         return tiles, np.concatenate([shared_sizes, sizes]), len(first_part.row)
 
     def _write(self, batch: Batch, values: dict[str, np.ndarray]) -> None:

@@ -2,7 +2,8 @@
 
 Tiles are runs of query rows of one request. The keys of a tile are those from the first that its first row sees (down
 to a whole page) to the last that its last row sees. They are cut into chunks of one size for the whole step, the
-smallest (in units) with which there are no more items than the backend wants; with `fixed_split`, into chunks of a size
+smallest (in units) with which there are no more items than the backend wants, unless merging costs more than cutting
+saves; with `fixed_split`, into chunks of a size
 that depends on the number of keys alone, so that a request's bits do not depend on the others.
 
 Split over keys with a merge in fixed order: Dao et al., "Flash-Decoding", 2023; Ye et al., "FlashInfer", 2025. Shared
@@ -78,8 +79,11 @@ def fixed_sizes(keys: np.ndarray, new: np.ndarray, fixed_split: int, page_size: 
     return rounded
 
 
-def even_sizes(keys: np.ndarray, target: int, least: int, page_size: int) -> np.ndarray:
-    """The size of the chunks of each tile, whose keys are counted in `keys`: one for all."""
+def even_sizes(keys: np.ndarray, target: int, least: int, page_size: int, merge: int = 0) -> np.ndarray:
+    """The size of the chunks of each tile, whose keys are counted in `keys`: one for all.
+
+    merge: keys that take as long as a merge; what cutting takes off the longest tile has to be more.
+    """
     unit = max(UNIT, page_size)
     longest = -(-int(keys.max(initial=1)) // unit)
     low, high = min(max(1, -(-least // unit)), longest), longest  # sizes in units; the largest cuts nothing
@@ -90,6 +94,8 @@ def even_sizes(keys: np.ndarray, target: int, least: int, page_size: int) -> np.
             high = middle
         else:
             low = middle + 1
+    if (longest - low) * unit <= merge:
+        low = longest
     return np.full_like(keys, low * unit)
 
 

@@ -69,7 +69,7 @@ class Attention(Tunable[AttentionCase]):
 
     def chosen(self, problem: AttentionCase) -> Candidate:
         backend = choose_backend("auto", problem.problem)
-        config = backend.decode_config(problem.problem)
+        config = backend.decode_config(problem.problem, problem.requests)
         if config is None:
             raise UnsupportedConfig(f"{problem}: the backend {backend.name!r} has nothing to choose")
         return candidate_of(backend, config)

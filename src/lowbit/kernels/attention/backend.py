@@ -21,6 +21,7 @@ class Shape:
     tile_rows: int  # query rows of an item, at most
     target_items: int  # keys are cut until there are about this many items; 1: never
     least_keys: int  # of an item that is one of several, at least; a multiple of 16
+    merge_keys: int = 0  # keys of an item that take as long as merging the parts of a row
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,11 @@ class AttentionBackend(ABC):
     def legal(self, problem: AttentionProblem) -> str | None:
         """Why the backend does not serve a problem, or None."""
 
-    def decode_config(self, problem: AttentionProblem) -> DecodeConfig | None:
-        """How it decodes a legal problem when nobody has measured; None: there is nothing to choose."""
+    def decode_config(self, problem: AttentionProblem, requests: int | None = None) -> DecodeConfig | None:
+        """How it decodes a legal problem when nobody has measured; None: there is nothing to choose.
+
+        requests: at most so many; None: many.
+        """
         return None
 
     def illegal_config(self, config: DecodeConfig, problem: AttentionProblem) -> str | None:

@@ -92,7 +92,7 @@ class Cpu(AttentionBackend):
     def legal(self, problem: AttentionProblem) -> str | None:
         return None if problem.device == "cpu" else f"the cache is on {problem.device}"
 
-    def decode_config(self, problem: AttentionProblem) -> DecodeConfig:
+    def decode_config(self, problem: AttentionProblem, requests: int | None = None) -> DecodeConfig:
         return DecodeConfig(UNITS, BLOCK_KEYS)
 
     def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:

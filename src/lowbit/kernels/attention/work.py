@@ -12,7 +12,8 @@ the order of `merge_slots`, so that the result does not depend on which block wa
                 else row r writes partial_out[slot + r - row] (normalized, without sinks) and partial_lse.
     merge       row r with merge_start[r] < merge_start[r + 1]: its partials are in the slots merge_slots[merge_start[r]
                 .. merge_start[r + 1]], in this order; out = sum w_s out_s / (sum w_s + exp(sink - top)) with
-                w_s = exp(lse_s - top). Others are finished already.
+                w_s = exp(lse_s - top). Others are finished already. With tile_rows 1, merge_slots[i] = i, and the
+                items that fill the slots of a row lie in their order.
 
 All are int32, views of one buffer that is set aside once and filled by every plan, so that a captured CUDA graph reads
 the newest plan. A graph's grid covers the capacity: blocks from `counts` on have nothing to do. What lies behind the
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+EMPTY = -1  # a word of the workspace that holds no part, as int32
 FIELDS = ("row", "rows", "table", "start", "end", "slot")
 
 
@@ -91,19 +93,22 @@ class Work:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Partial results; one may serve all layers and plans of a stream, one after the other."""
+    """Partial results; one may serve all layers and plans of a stream, one after the other.
+
+    Every word is EMPTY (a NaN, as int32 -1) at first: a kernel that merges its own parts waits for words that are not,
+    and makes them so again. Other kernels leave anything there and must not share with it.
+    """
 
     out: Tensor  # [slots, heads, head_dim] fp32
     lse: Tensor  # [slots, heads] fp32
-    arrived: Tensor  # [slots, heads] int32, zeros between launches: what kernels that merge themselves count with
 
     @classmethod
     def empty(cls, slots: int, heads: int, head_dim: int, device: torch.device | str) -> Workspace:
-        return cls(
-            torch.empty(slots, heads, head_dim, dtype=torch.float32, device=device),
-            torch.empty(slots, heads, dtype=torch.float32, device=device),
-            torch.zeros(slots, heads, dtype=torch.int32, device=device),
-        )
+        words = [
+            torch.full(shape, EMPTY, dtype=torch.int32, device=device)
+            for shape in ((slots, heads, head_dim), (slots, heads))
+        ]
+        return cls(*(each.view(torch.float32) for each in words))
 
 
 def _aligned(entries: int) -> int:

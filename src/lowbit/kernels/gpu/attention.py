@@ -30,17 +30,23 @@ from lowbit.kernels.attention import (
 from lowbit.kernels.gpu import attention_launch as launches
 from lowbit.kernels.gpu.attention_contiguous import Contiguous
 from lowbit.kernels.gpu.attention_launch import scales_of, side_kinds, words_of
-from lowbit.kernels.gpu.attention_plan import TYPES, GpuDecode, HeadShape, Tile, padded, plan_of, side_of, width_of
+from lowbit.kernels.gpu.attention_plan import (
+    TYPES,
+    GpuDecode,
+    HeadShape,
+    Tile,
+    groups_in_rows,
+    padded,
+    plan_of,
+    side_of,
+    width_of,
+)
 from lowbit.packing.paged import PagedTensor
 
 LARGEST_TILE = 128  # rows of queries times heads of a key head
+MERGE_KEYS = 256  # keys of an item that take as long as merging a row: as measured on an H200
 APPENDED = 8  # tokens of a program when there are many
 SMEM_BYTES = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
-
-
-def programs_at_once(problem: AttentionProblem) -> int:
-    """Programs of a decode that a multiprocessor is meant to run at once: as measured on an H200."""
-    return 1 if max(problem.key.bits, problem.value.bits) <= 8 else 2
 
 
 def decode_tile(problem: AttentionProblem) -> Tile:
@@ -57,21 +63,31 @@ def row_bytes(problem: AttentionProblem) -> float:
     return sum(width_of(problem.head_dim) * side.BITS / 8 + side.SCALE_ROW / 4 for side in sides)
 
 
-def stream_tile(problem: AttentionProblem, target: int) -> Tile | None:
+def stream_tile(problem: AttentionProblem, target: int, few: bool = False) -> Tile | None:
     """The tile of one row a request, for the streaming kernel; None where that does not serve.
 
-    It copies scales of eight keys at a time, 16 bytes or a power of two times that.
+    few: a multiprocessor has one program at most, else two or more. The kernel copies scales of eight keys at a time,
+    16 bytes or a power of two times that.
     """
     sides = [side_of(kept, problem.head_dim, 0) for kept in (problem.key, problem.value)]
     if target < 80 or any(side.SCALE_ROW & (side.SCALE_ROW - 1) for side in sides):
         return None
-    tiles = [(32, 4), (32, 3), (16, 3), (16, 2)]
-    if target == 90 and problem.head_dim == 128 and all(side.BITS == 4 and not side.OFFSET for side in sides):
-        tiles.insert(0, (64, 2))  # measured on an H200; elsewhere some spill
-    for blocks in (programs_at_once(problem), 1):
-        for keys, stages in tiles:
-            if 4 * keys * stages * row_bytes(problem) <= SMEM_BYTES[target] / blocks - 1024:
-                return Tile(16, keys, 4, stages)
+    smem = SMEM_BYTES[target]
+    tiles = [(32, 4, 4), (16, 4, 4), (16, 4, 3), (16, 4, 2)] if few else [(32, 4, 2), (16, 4, 3), (16, 4, 2)]
+    rooms: tuple[int, ...] = (5 * smem // 8, smem) if few else (smem // 2, smem)
+    if width_of(problem.head_dim) > 128:  # with more keys some spill
+        tiles = [tile for tile in tiles if tile[0] == 16]
+    elif target == 90 and problem.head_dim == 128:  # as measured on an H200
+        bits, grouped = max(side.BITS for side in sides), groups_in_rows(problem) > 1
+        if few:
+            rooms = (smem,)
+            tiles.insert(0, (16, 8, 3) if bits == 16 else (64, 4, 2) if grouped and bits == 8 else (32, 8, 2))
+        if bits == 4 and not any(side.OFFSET for side in sides):
+            tiles.insert(0, (32, 8, 4) if few and grouped else (64, 4, 2))
+    for room in rooms:
+        for keys, warps, stages in tiles:
+            if warps * keys * stages * row_bytes(problem) <= room - 1024:
+                return Tile(16, keys, warps, stages)
     return None
 
 
@@ -134,12 +150,14 @@ class GpuAttention(AttentionBackend):
                 return f"{name} in bf16 with queries in {problem.dtype}: bf16 queries, or a cache in fp16"
         return None
 
-    def decode_config(self, problem: AttentionProblem) -> GpuDecode:
-        tile = stream_tile(problem, launches.capability(problem.device))
-        streamed, tile = tile is not None, tile or decode_tile(problem)
-        return GpuDecode(
-            programs_at_once(problem), 64, streamed, tile.block_n, tile.warps, tile.stages, tile.maxnreg or 0
-        )
+    def decode_config(self, problem: AttentionProblem, requests: int | None = None) -> GpuDecode:
+        device = problem.device
+        few = requests is not None and requests * problem.kv_heads <= launches.multiprocessors(device)
+        if tile := stream_tile(problem, launches.capability(device), few):
+            return GpuDecode(1, tile.block_n * tile.warps, True, tile.block_n, tile.warps, tile.stages)
+        tile = decode_tile(problem)
+        units = 1 if max(problem.key.bits, problem.value.bits) <= 8 else 2
+        return GpuDecode(units, 64, False, tile.block_n, tile.warps, tile.stages)
 
     def illegal_config(self, config: DecodeConfig, problem: AttentionProblem) -> str | None:
         assert isinstance(config, GpuDecode)
@@ -152,7 +170,7 @@ class GpuAttention(AttentionBackend):
             return Shape(LARGEST_TILE // problem.groups, 1, 64)
         config = config or self.decode_config(problem)
         at_once = config.units * launches.multiprocessors(problem.device)
-        return Shape(1, max(1, at_once // problem.kv_heads), config.least_keys)
+        return Shape(1, max(1, at_once // problem.kv_heads), config.least_keys, MERGE_KEYS)
 
     def run(
         self,
@@ -169,11 +187,8 @@ class GpuAttention(AttentionBackend):
             tile = tile_of(config, problem)
             if config.streamed:
                 kernel = stream_kernel(problem, tile, launches.capability(operands.query.device))
-                arguments = _arguments(work, operands, workspace)
-                merging = (work.merge_start, work.merge_slots, workspace.arrived)
-                launches.launch(
-                    kernel, work.limits.items * problem.kv_heads, (*arguments[:-1], *merging, arguments[-1])
-                )
+                arguments = stream_arguments(work, operands, workspace)
+                launches.launch(kernel, work.limits.items * problem.kv_heads, arguments)
                 return
             self._attend(problem, work, operands, workspace, tile, "all")
         else:
@@ -241,10 +256,14 @@ def attend_kernel(problem: AttentionProblem, tile: Tile, items: str, target: int
 @lru_cache(maxsize=256)
 def stream_kernel(problem: AttentionProblem, tile: Tile, target: int) -> launches.Kernel:
     """The same for one row an item, merged in the same launch: attention_stream.py."""
-    key, value = (side_of(kept, problem.head_dim, target, streamed=True) for kept in (problem.key, problem.value))
+    groups = groups_in_rows(problem)
+    key, value = (
+        side_of(kept, problem.head_dim, target, streamed=True, grouped=groups > 1, keys=kept_is_key)
+        for kept, kept_is_key in ((problem.key, True), (problem.value, False))
+    )
     kinds = attend_kernel(problem, tile, "all", target).kinds
-    kinds = (*kinds[:-1], "*i32", "*i32", "*i32", kinds[-1])
-    constants = (("K", key), ("V", value), ("P", plan_of(problem, tile, target, "all")))
+    kinds = (*kinds[:-1], "*i32", kinds[-1])
+    constants = (("K", key), ("V", value), ("P", plan_of(problem, tile, target, "all", groups)))
     return launches.Kernel("attention_stream", "attend", kinds, constants, target, tile.warps, tile.maxnreg)
 
 
@@ -292,6 +311,12 @@ def _arguments(work: Work, operands: Operands, workspace: Workspace) -> tuple[Te
         workspace.lse, _or(operands.sinks, unused), _or(operands.slopes, unused), work.counts, work.row, work.rows,
         work.table, work.start, work.end, work.slot, work.position, work.page_table, work.limits.pages,
     )  # fmt: skip
+
+
+def stream_arguments(work: Work, operands: Operands, workspace: Workspace) -> tuple[Tensor | int, ...]:
+    """Arguments of attention_stream.attend."""
+    arguments = _arguments(work, operands, workspace)
+    return (*arguments[:-1], work.merge_start, arguments[-1])
 
 
 def _or(given: Tensor | None, unused: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _butterfly(x, LOW: tl.constexpr):
+def butterfly(x, LOW: tl.constexpr):
     """Sums and differences of values LOW apart along the width."""
     ROWS: tl.constexpr = x.shape[0]
     WIDTH: tl.constexpr = x.shape[1]
@@ -30,7 +30,7 @@ def _butterfly(x, LOW: tl.constexpr):
 def hadamard(x, GROUP: tl.constexpr):
     """x [rows, width] fp32, each run of GROUP (16 or 32) along the width transformed; its own inverse."""
     for step in tl.static_range(4 if GROUP == 16 else 5):
-        x = _butterfly(x, 1 << step)
+        x = butterfly(x, 1 << step)
     return x * (0.25 if GROUP == 16 else 0.17677669529663687)
 
 
@@ -102,8 +102,14 @@ def numbers(words, scales, offsets, S: tl.constexpr):
             if S.FLOAT:  # e4m3: sign and the rest in the places of fp16, whose exponent is 8 larger
                 bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
                 value = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+            elif S.BITS == 4 and j % 2 == 1:
+                value = (code * 16 | 0x5400).to(tl.uint16).to(tl.float16, bitcast=True)
+                if not S.RAW[j]:
+                    value = value - (S.ZERO - 960)
             else:
-                value = (code | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True) - S.ZERO
+                value = (code | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True)
+                if not S.RAW[j]:
+                    value = value - S.ZERO
             if S.OFFSET:
                 value = tl.fma(value.to(tl.float32), scales.to(tl.float32), offsets.to(tl.float32)).to(tl.float16)
             elif S.SCALED:

@@ -22,16 +22,26 @@ def _await(count: int) -> tuple[str, str]:
     return "\n".join(lines) + "\n", ",".join(["=&r"] * count + ["r"] * count + ["l"] * count)
 
 
+EXCHANGES = tuple(f"shfl.sync.bfly.b32 $0, $1, {1 << bit}, 0x1f, 0xffffffff;" for bit in range(3))
 AWAIT = _await(4)
 AWAIT_ONE = _await(1)
 
 
-def cache_decode(bits: int, is_float: bool, zero: int, scaled: bool, offset: bool, hardware: bool) -> tuple[str, str]:
+def cache_decode(
+    bits: int,
+    is_float: bool,
+    zero: int,
+    scaled: bool,
+    offset: bool,
+    hardware: bool,
+    raw: tuple[int, ...] = (),  # parts of integers that keep what their code stands on
+) -> tuple[str, str]:
     """Two 16-bit words of a cache's codes -> 16 / bits registers, each with the fp16 numbers of both words.
 
     -> text and constraints of inline assembly with pack=2. Operands: the words; with `scaled` the fp16 scales of both,
-    with `offset` also what is added. zero: 1024 + the code of zero. hardware: there is a conversion from e4m3
-    (compute capability 8.9); the code without it makes numbers of NaN (480), which a cache holds only of NaN.
+    with `offset` also what is added. zero: 1024 + the code of zero. A raw part is 1024 + code, an odd one of four bits
+    64 + code. hardware: there is a conversion from e4m3 (compute capability 8.9); the code without it makes numbers of
+    NaN (480), which a cache holds only of NaN.
     """
     parts = 16 // bits
     words, scale, add = (f"${parts + i}" for i in range(3))
@@ -49,24 +59,23 @@ def cache_decode(bits: int, is_float: bool, zero: int, scaled: bool, offset: boo
     elif bits == 8:
         lines = [f"mov.b32 u, {_magic(zero)};", "mov.b32 t, 0x64646464;"]
         for j in range(2):  # 1024 + code
-            lines += [f"prmt.b32 ${j}, {words}, t, {0x4240 + 0x0101 * j};", f"sub.rn.f16x2 ${j}, ${j}, u;"]
+            lines += [f"prmt.b32 ${j}, {words}, t, {0x4240 + 0x0101 * j};"]
+            if j not in raw:
+                lines += [f"sub.rn.f16x2 ${j}, ${j}, u;"]
     else:
-        # 1024 + code for nibbles 0 and 2; 1024 + 16 code for 1 and 3, a sixteenth of which is 64 + code
-        lines = [
-            f"mov.b32 u, {_magic(zero)};", f"mov.b32 v, {0x2C00 * twice};", f"mov.b32 w, {_magic(-(zero - 960))};",
-            f"shr.u32 t, {words}, 8;",
-        ]  # fmt: skip
-        for j in range(4):
+        lines = [f"mov.b32 u, {_magic(zero)};", f"mov.b32 w, {_magic(zero - 960)};", f"shr.u32 t, {words}, 8;"]
+        for j in range(4):  # in bits 0 to 3 of 1024, in bits 4 to 7 of 64, one is one
             source = words if j < 2 else "t"
-            mask = (0xF0 if j % 2 else 0x0F) * twice
-            lines += [f"lop3.b32 ${j}, {source}, {mask}, {0x6400 * twice}, 0xea;"]
-            lines += [f"fma.rn.f16x2 ${j}, ${j}, v, w;" if j % 2 else f"sub.rn.f16x2 ${j}, ${j}, u;"]
+            mask, one = (0xF0, 0x5400) if j % 2 else (0x0F, 0x6400)
+            lines += [f"lop3.b32 ${j}, {source}, {mask * twice}, {one * twice}, 0xea;"]
+            if j not in raw:
+                lines += [f"sub.rn.f16x2 ${j}, ${j}, {'w' if j % 2 else 'u'};"]
     for j in range(parts):
         if offset:
             lines += [f"fma.rn.f16x2 ${j}, ${j}, {scale}, {add};"]
         elif scaled:
             lines += [f"mul.rn.f16x2 ${j}, ${j}, {scale};"]
-    text = "{\n.reg .b32 t, u, v, w;\n" + "\n".join(lines) + "\n}\n"
+    text = "{\n.reg .b32 t, u, w;\n" + "\n".join(lines) + "\n}\n"
     return text, ",".join(["=&r"] * parts + ["r"] * (1 + scaled + offset))
 
 

@@ -23,7 +23,7 @@ from lowbit.kernels.gpu.plan import REGISTERS
 # keys of a warp, warps, stages
 STREAMED = [
     (16, 4, 2), (16, 4, 3), (16, 4, 4), (16, 4, 6), (32, 4, 2), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3),
-    (16, 8, 2), (16, 8, 3), (32, 8, 2), (32, 2, 3), (64, 2, 2), (64, 2, 3),
+    (16, 8, 2), (16, 8, 3), (32, 8, 2), (32, 8, 3), (64, 8, 2), (32, 2, 3), (64, 2, 2), (64, 2, 3),
 ]  # fmt: skip
 PLAIN = [(32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 8, 2)]
 FEWER_REGISTERS = 168  # of a thread, so that three programs of four warps fit
