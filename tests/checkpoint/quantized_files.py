@@ -29,6 +29,9 @@ from lowbit.formats import QuantizedTensor
 from lowbit.packing import LAYOUTS, StoredWeight, pack_as
 
 NAME = "model.layers.0.mlp.up_proj"
+V2 = {
+    "quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2",
+}  # fmt: skip
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 
 

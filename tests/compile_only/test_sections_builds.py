@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from cubins import disassembled, spilled
 
 from lowbit.formats import Section, parse_format
 from lowbit.kernels import Problem
-from lowbit.kernels.gpu.sections_plan import sections_config, sections_plan, sections_smem
+from lowbit.kernels.gpu.sections_plan import illegal_sections_config, sections_config, sections_plan, sections_smem
 
 SIX = [(8, 128), (6, 128), (5, 128), (4, 128), (3, 64), (2, 32)]
 
 
-def _check(m: int, widths: list[tuple[int, int]], x_type: str, tmp_path: Path) -> None:
+def _check(m: int, widths: list[tuple[int, int]], x_type: str, tmp_path: Path, **change: int) -> None:
     from lowbit.kernels.gpu.sections_build import build_sections
 
     names = [f"int{bits}_g{size}_su4sq-fp16xcolumn" for bits, size in widths]
@@ -24,7 +25,8 @@ def _check(m: int, widths: list[tuple[int, int]], x_type: str, tmp_path: Path) -
     problem = Problem(
         m, 4096, 1024 * len(widths), sections[0].format, "fragment", x, x, "cuda", perm=True, sections=sections
     )
-    config = sections_config(problem)
+    config = replace(sections_config(problem), **change)
+    assert illegal_sections_config(config, sections) is None
     binary = build_sections(sections_plan(config, sections, x_type, False), x_type, config.maxnreg)
     assert binary.threads == config.threads
     assert binary.smem_bytes <= sections_smem(config, sections)
@@ -44,3 +46,10 @@ def test_two_widths_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize("x_type", ["fp16", "bf16"])
 def test_six_widths_build(m: int, x_type: str, tmp_path: Path) -> None:
     _check(m, SIX, x_type, tmp_path)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("block_k", [256, 512])
+def test_two_partitions_build(m: int, block_k: int, tmp_path: Path) -> None:
+    _check(m, SIX[1:], "fp16", tmp_path, splits=2, block_k=block_k, stages=2, maxnreg=80)

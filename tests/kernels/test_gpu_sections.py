@@ -52,6 +52,19 @@ def test_five_sections_of_a_file_are_served_at_any_number_of_tokens() -> None:
     assert (plan.MOST_LINES, plan.MOST_GROUPS, plan.MOST_COLUMNS) == ((64, 32), 16, 512)
 
 
+def test_large_weights_take_two_partitions_for_16_tokens() -> None:
+    half = torch.float16
+    for sizes, n, m, splits in (
+        ((128, 128), 8192, 16, 2), ((128, 128), 4096, 16, 1), ((128, 128), 8192, 8, 1), ((256, 128), 8192, 16, 1),
+    ):  # fmt: skip
+        sections = sections_of(*((8192, f"int{bits}_g{size}_{EXL2}") for bits, size in zip((4, 2), sizes, strict=True)))
+        problem = Problem(m, n, 16384, sections[0].format, "fragment", half, half, "cuda", sections=sections)
+        config = sections_config(problem)
+        assert config.splits == splits
+        assert illegal_sections_config(config, sections) is None
+        assert 2 * (sections_smem(config, sections) + 1024) <= 233_472
+
+
 @pytest.mark.parametrize(
     "parts,sentence",
     [

@@ -69,15 +69,16 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
         ("int2_g128", 4),
         ("ternary_g128", 4),
         ("int3_g128", 3),
-        ("mxfp4", 2),
         ("nvfp4", 2),
         ("nf4_g128", 2),
+        ("q4_k", 2),
     ],
 )
 def test_large_weights_of_many_instructions_take_three_ctas(name: str, stages: int) -> None:
     config = HopperConfig(NAME, 8, 512, stages, ctas_per_sm=3, maxnreg=80)
     for n, k in ((28672, 4096), (8192, 28672)):
         assert choose_config(_problem(name, 8, n, k)) == config
+        assert choose_config(_problem("mxfp4", 8, n, k)) == replace(config, stages=4, ctas_per_sm=2, maxnreg=128)
         assert choose_config(_problem("int4_g128", 8, n, k)).ctas_per_sm != 3
     assert choose_config(_problem(name, 8, 4096, 4096)).ctas_per_sm != 3
 

@@ -77,7 +77,8 @@ def test_a_multiprocessor_has_no_room_for_a_part_of_the_next_launch(name: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["int4_g128", "int4_g32_asym", "int8_channel", "int2_g128", "int3_g64", "ternary_g128"]
+    "name",
+    ["int4_g128", "int4_g32_asym", "int8_channel", "int6_g64", "fp8_e4m3_g128", "int1_g128", "ternary_g128", "mxfp4"],
 )
 def test_auto_takes_it_for_few_tokens_where_it_was_measured_to_be_faster(name: str) -> None:
     with assumed_gpu(replace(A100, capability="9.0")):
@@ -87,15 +88,14 @@ def test_auto_takes_it_for_few_tokens_where_it_was_measured_to_be_faster(name: s
             element = parse_format(name).element.name
             reason = f"m={m} of {element}: the portable kernel was measured to be faster"
             assert ("hopper", reason) in found.passed
-        for change in ({"m": 1}, {"m": 9}, {"perm": True}, {"batch_invariant": True}, {"x_dtype": torch.bfloat16}):
+        for change in ({"m": 9}, {"perm": True}, {"batch_invariant": True}, {"x_dtype": torch.bfloat16}):
             assert choose(replace(_problem(name, 8, 5120, 5120), **change)).family.name == "hopper"
+        assert choose(_problem(name, 1, 5120, 5120)).family.name == (NAME if parse_format(name).bits == 8 else "hopper")
         large = choose(_problem(name, 8, 28672, 8192)).family.name
-        assert large == ("hopper" if parse_format(name).bits < 4 else NAME)
+        assert large == ("hopper" if parse_format(name).bits < 4 or name == "mxfp4" else NAME)
 
 
-@pytest.mark.parametrize(
-    "name", ["nf4_g64", "mxfp4", "q4_k", "int6_g128", "int1_g128", "int4_g64_zfloat", "int4_g128_min"]
-)
+@pytest.mark.parametrize("name", ["nf4_g64", "nvfp4", "q4_k", "q6_k", "int4_g64_zfloat", "int4_g128_min"])
 def test_auto_leaves_other_formats_to_hopper(name: str) -> None:
     with assumed_gpu(replace(A100, capability="9.0")):
         assert choose(_problem(name, 8, 5120, 5120)).family.name == "hopper"

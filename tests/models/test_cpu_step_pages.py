@@ -102,6 +102,17 @@ def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert distance(logits(model), want) < 0.1 * lost
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_sixteen_bit_models_are_nearer_to_float32_than_torch(
+    dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries in fixed point included, where there are dot products of bytes."""
+    exact = by_layers(decoder(name, head_dim=64).to(dtype).to(torch.float32), monkeypatch)
+    model = decoder(name, head_dim=64).to(dtype)
+    assert (logits(model) - exact).norm() < (by_layers(model, monkeypatch) - exact).norm()
+
+
 def test_neither_threads_nor_capacity_change_a_bit() -> None:
     model, before = decoder("int8/int4", windows=(None, 70, None)), torch.get_num_threads()
     try:

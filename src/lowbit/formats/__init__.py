@@ -8,7 +8,8 @@ from lowbit.formats.grouping import Along, Block, Channel, Flat, Grouping, Whole
 from lowbit.formats.names import FLOATS, SHORT_NAMES, as_format, format_name, parse_format
 from lowbit.formats.rounding import quantize
 from lowbit.formats.scale import SCALE_TYPES, Scale, SuperScale
-from lowbit.formats.tensor import QuantizedTensor, Section, check_codes, code_limit
+from lowbit.formats.tensor import QuantizedTensor, Section
+from lowbit.formats.tensor_checks import check_codes, code_limit
 from lowbit.formats.weight_format import WeightFormat, Zero
 
 __all__ = [

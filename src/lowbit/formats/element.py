@@ -3,8 +3,7 @@
 An element maps codes (unsigned integers of `bits` bits, held one a byte) to numbers and numbers to the nearest code.
 It knows no scale, no group and no bit order.
 
-Sources: OCP Microscaling Formats (MX) v1.0 for E4M3, E5M2, E2M3, E3M2 and E2M1; QLoRA (arXiv:2305.14314) for NF4;
-ggml's published block format for IQ4_NL's table.
+Source: OCP Microscaling Formats (MX) v1.0 for E4M3, E5M2, E2M3, E3M2 and E2M1; codebooks: codebook_values.py.
 """
 
 from __future__ import annotations
@@ -19,29 +18,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import FormatError
-
-NF4_VALUES = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
-IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# bitsandbytes' FP4 is a codebook of its own, not E2M1
-_BNB_FP4_MAGNITUDES = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
-BNB_FP4_VALUES = _BNB_FP4_MAGNITUDES + tuple(-v for v in _BNB_FP4_MAGNITUDES)
+from lowbit.formats.codebook_values import BNB_FP4_VALUES, IQ4_NL_VALUES, NF4_VALUES
 
 
 class Element(ABC):

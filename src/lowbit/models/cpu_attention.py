@@ -166,6 +166,7 @@ class Paged(_Common):
         spec = PageSpec(
             c.head_dim, c.num_kv_heads, c.groups, PAGE_SIZE, key.format, value.format, "fp32", c.head_dim**-0.5,
             c.windows[layer] or 0, most_keys=ITEM_KEYS, appends=True, norms=c.qk_norm,
+            fixed=p.mode != "fp32",
         )  # fmt: skip
         function = engine.engine().address(attend_pages(p.isa, spec))
         arguments = p.arguments(spec.fields, {**values, "out": values["parts"]})

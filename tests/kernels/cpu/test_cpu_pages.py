@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lowbit.kernels.attention import NewTokens, cpu_rows
 from lowbit.kernels.cpu.engine import compile_object
 from lowbit.kernels.cpu.isa import INSTRUCTION_SETS, available
 from lowbit.kernels.cpu.page_merge import merge_pages
+from lowbit.kernels.cpu.page_products import LARGEST, serves
 from lowbit.kernels.cpu.page_rounding import store_pages
 from lowbit.kernels.cpu.pages import attend_pages
 from lowbit.packing.paged import PagedTensor
@@ -26,7 +28,9 @@ def problem_of(key: str, value: str, **options: object) -> AttentionProblem:
     return AttentionProblem(key=kv_format(key), value=kv_format(value), **sizes)  # type: ignore[arg-type]
 
 
-def outputs(problem: AttentionProblem, backends: tuple[str, ...], nan: bool = False) -> list[torch.Tensor]:
+def outputs(
+    problem: AttentionProblem, backends: tuple[str, ...], nan: bool = False, query: float = 0.0
+) -> list[torch.Tensor]:
     cache = PagedCache(
         layers=1, kv_heads=problem.kv_heads, head_dim=problem.head_dim, pages=20, page_size=16, key=problem.key,
         value=problem.value,
@@ -39,13 +43,14 @@ def outputs(problem: AttentionProblem, backends: tuple[str, ...], nan: bool = Fa
         if nan:
             key[tokens // 2, 0, 3] = float("nan")
         cache.append(0, NewTokens(torch.zeros(tokens, problem.heads, problem.head_dim), key, value, slots))
-    query = torch.randn(3, problem.heads, problem.head_dim, generator=generator)
+    queries = torch.randn(3, problem.heads, problem.head_dim, generator=generator)
+    queries[0, 1, 7] += query
     slopes = torch.rand(problem.heads, generator=generator) if problem.alibi else None
     results = []
     for name in backends:
         plan = DecodePlan(problem, max_requests=4, max_length=200, backend=name, fixed_split=64)
         plan.plan(cache.batch(sequences))
-        results.append(plan.run(0, cache, query, slopes=slopes))
+        results.append(plan.run(0, cache, queries, slopes=slopes))
     return results
 
 
@@ -65,6 +70,33 @@ def test_options(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(ours, reference, atol=4e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("isa", [name for name in HERE if INSTRUCTION_SETS[name].dot == "vnni"])
+@pytest.mark.parametrize("name", ["int8", "int8_plain", "int4"])
+@pytest.mark.parametrize("options", [{}, {"head_dim": 128, "window": 33}, {"heads": 32, "soft_cap": 2.0}])
+def test_queries_in_fixed_point(isa: str, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query's numbers are rounded to steps, whose errors are independent: a score's, and a weight's, is their rms."""
+    problem = problem_of(name, "fp32", **({"head_dim": 64} | options))
+    monkeypatch.setattr(cpu_rows, "best", lambda: INSTRUCTION_SETS[isa])
+    (plain,) = outputs(problem, ("cpu",))
+    spec = replace(cpu_rows.spec_of(problem), fixed=True)
+    assert serves(INSTRUCTION_SETS[isa], spec.key, problem.head_dim)
+    monkeypatch.setattr(cpu_rows, "spec_of", lambda _: spec)
+    (ours,) = outputs(problem, ("cpu",))
+    largest = 6.0  # of normal numbers here
+    score = largest / LARGEST / 12**0.5 * problem.scale_value * problem.head_dim**0.5
+    assert (ours - plain).abs().max() < 5 * score  # values have an rms of 1
+    assert not torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_query_that_is_not_a_number(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of("int8", "int8", head_dim=64)
+    spec = replace(cpu_rows.spec_of(problem), fixed=True)
+    monkeypatch.setattr(cpu_rows, "spec_of", lambda _: spec)
+    ours, _ = outputs(problem, ("cpu", "reference"), query=bad)
+    assert ours[0, 1].isnan().all() and torch.isfinite(ours[1:]).all() and torch.isfinite(ours[0, 2:]).all()
+
+
 def test_what_is_not_a_number_stays() -> None:
     ours, _ = outputs(problem_of("fp8", "fp16"), ("cpu", "reference"), nan=True)
     assert ours[:, :5].isnan().all() and torch.isfinite(ours[:, 5:]).all()  # heads of the damaged key head
@@ -76,8 +108,10 @@ def test_builds(isa: str) -> None:
     for key, value in (("int4", "fp8"), ("fp16", "int8_asym")):
         spec = cpu_rows.spec_of(problem_of(key, value, window=9, soft_cap=3.0, alibi=True))
         assert compile_object(attend_pages(row, spec), TRIPLES[row.machine], jit=False)
-        step = replace(spec, most_keys=256, appends=True, norms=True, query="fp32")
-        assert compile_object(attend_pages(row, step), TRIPLES[row.machine], jit=False)
+        step = replace(spec, most_keys=256, appends=True, norms=True, query="fp32", fixed=True)
+        for head_dim in (80, 128):
+            text = attend_pages(row, replace(step, head_dim=head_dim))
+            assert compile_object(text, TRIPLES[row.machine], jit=False)
         assert compile_object(merge_pages(row, spec.value, 10, 80), TRIPLES[row.machine], jit=False)
     for name in ("int4", "int8_asym", "fp8", "bf16"):
         assert compile_object(store_pages(row, kv_format(name), 80, 2, 16), TRIPLES[row.machine], jit=False)

@@ -12,59 +12,29 @@ floats of Python become constants of the other operand's type. Text, because it 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A scalar (lanes is 0) or a vector of `lanes` scalars; `item` is LLVM's name of the scalar."""
-
-    item: str
-    lanes: int = 0
-
-    def __str__(self) -> str:
-        return f"<{self.lanes} x {self.item}>" if self.lanes else self.item
-
-    @property
-    def is_float(self) -> bool:
-        return self.item in {"float", "half", "double"}
-
-    @property
-    def mangled(self) -> str:
-        """The suffix of overloaded intrinsics, such as v16f32."""
-        item = {"float": "f32", "half": "f16", "double": "f64"}.get(self.item, self.item)
-        return f"v{self.lanes}{item}" if self.lanes else item
-
-    def of(self, item: str) -> Type:
-        """The same number of lanes of another scalar."""
-        return Type(item, self.lanes)
-
-
-PTR, I8, I16, I32, I64, BOOL, FLOAT, HALF, DOUBLE = (
-    Type(t) for t in ("ptr", "i8", "i16", "i32", "i64", "i1", "float", "half", "double")
+from lowbit.kernels.cpu.ir_types import (
+    BOOL,
+    DOUBLE,
+    FLOAT,
+    HALF,
+    I8,
+    I16,
+    I32,
+    I64,
+    PTR,
+    Type,
+    literal,
+    vector,
 )
 
-
-def vector(item: str, lanes: int) -> Type:
-    return Type(item, lanes)
-
-
-def _literal(kind: Type, value: int | float) -> str:
-    if kind.is_float:
-        stored = value if kind.item == "double" else struct.unpack("<f", struct.pack("<f", value))[0]
-        bits = struct.unpack("<Q", struct.pack("<d", stored))[0]
-        text = f"{stored:e}" if kind.item == "half" else f"0x{bits:016X}"
-    else:
-        assert isinstance(value, int), f"{value} is no {kind}"
-        width = int(kind.item[1:])
-        value &= (1 << width) - 1
-        text = str(value - (1 << width) if width > 1 and value >> (width - 1) else value)
-    if not kind.lanes:
-        return text
-    return "zeroinitializer" if value == 0 else f"splat ({kind.item} {text})"
+__all__ = [
+    "BOOL", "DOUBLE", "FLOAT", "HALF", "I8", "I16", "I32", "I64", "PTR", "Function", "Loop", "Type", "Value", "module",
+    "vector",
+]  # fmt: skip
 
 
 def _is(operand: object, number: int) -> bool:
@@ -87,7 +57,7 @@ class Value:
 
     def _operand(self, other: Value | int | float) -> str:
         if not isinstance(other, Value):
-            return _literal(self.type, other)
+            return literal(self.type, other)
         assert other.type == self.type, f"{self.type} meets {other.type}"
         return other.name
 
@@ -167,7 +137,7 @@ class Function:
         return Value(self, self.parameters[name], f"%{name}")
 
     def const(self, kind: Type, value: int | float) -> Value:
-        return Value(self, kind, "null" if kind == PTR else _literal(kind, value))
+        return Value(self, kind, "null" if kind == PTR else literal(kind, value))
 
     def emit(self, kind: Type, text: str) -> Value:
         self._count += 1
@@ -203,7 +173,7 @@ class Function:
 
     def table(self, item: str, values: Sequence[int | float]) -> Value:
         """The address of a constant array in the module."""
-        body = ", ".join(f"{item} {_literal(Type(item), v)}" for v in values)
+        body = ", ".join(f"{item} {literal(Type(item), v)}" for v in values)
         definition = f"private unnamed_addr constant [{len(values)} x {item}] [{body}], align 64"
         name = self.constants.setdefault(definition, f"@{self.name}.c{len(self.constants)}")
         return Value(self, PTR, name)

@@ -36,6 +36,7 @@ class Rows:
     ) -> None:
         self.f, self.format, self.head_dim, self.codes = f, fmt, head_dim, codes
         self.code_bytes, self._scale_bytes = row_bytes(fmt, head_dim)
+        self.group_size = fmt.group_size(head_dim)
         self._stored, self._scales, self._apart = scales, room, page_size * self._scale_bytes * 2
         if fmt.scale == "head":
             self._scales = f.at(scales, head * 4)
@@ -61,17 +62,21 @@ class Rows:
         fmt = self.format
         return float(1 << (fmt.bits - 1)) if fmt.is_integer and not fmt.offset else 0.0
 
+    def scale(self, token: Value, group: int) -> Value:
+        """The address of a group's scale, a float."""
+        place = self.f.at(self._scales, token * (2 * self._scale_bytes)) if self._scale_bytes else self._scales
+        return self.f.at(place, group * (8 if self.format.offset else 4))
+
     def vector(self, block: Value, token: Value, at: int) -> Value:
         """Values at .. at + lanes of a row. block: of the page that was entered; token: in the page."""
         f, fmt = self.f, self.format
         codes = f.at(self.codes, (block + token) * self.code_bytes)
         if fmt.is_plain:
             return f.load_floats(fmt.name, f.at(codes, at * SIZE_BYTES[fmt.name]), f.lanes)
-        scales = f.at(self._scales, token * (2 * self._scale_bytes)) if self._scale_bytes else self._scales
+        scales = self.scale(token, at // self.group_size)
         if not fmt.is_integer:
             return _e4m3(f, _bytes(f, f.at(codes, at))) * f.broadcast(FLOAT, scales)
         ints = _nibbles(f, codes, at) if fmt.bits == 4 else _bytes(f, f.at(codes, at))
-        scales = f.at(scales, at // fmt.group_size(self.head_dim) * (8 if fmt.offset else 4))
         # where codes have a middle, (code - middle) * scale: both products are exact, so this is
         offset = f.broadcast(FLOAT, f.at(scales, 4 if fmt.offset else self._apart))
         return f.fma(ints.cast("sitofp", f.floats), f.broadcast(FLOAT, scales), offset)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from lowbit.kernels.cpu.decode import LINE_BYTES
 from lowbit.kernels.cpu.emitter import Emitter
 from lowbit.kernels.cpu.ir import FLOAT, I32, I64, Value
+from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.page_decoding import Rows
+from lowbit.kernels.cpu.page_products import FixedQueries, serves
 from lowbit.kernels.cpu.page_spec import PageSpec
 from lowbit.kernels.cpu.vector_math import exponential, largest, total, totals
 
@@ -16,6 +18,17 @@ MOST_HEADS = 8  # query heads that meet a decoded key
 MOST_UNROLLED = 32  # vectors of keys that are decoded in one round of a loop
 
 EachKey = Callable[[Value, Value, Value, list[Value]], list[Value]]
+
+
+def fixed(isa: InstructionSet, spec: PageSpec) -> bool:
+    """Whether queries are multiplied in fixed point."""
+    return spec.fixed and serves(isa, spec.key, spec.head_dim)
+
+
+def query_bytes(isa: InstructionSet, spec: PageSpec) -> int:
+    """Of the stack, for a key head's queries."""
+    heads, head_dim = spec.groups, spec.head_dim
+    return FixedQueries.memory_bytes(head_dim, heads) if fixed(isa, spec) else 4 * heads * head_dim
 
 
 class Passes:
@@ -31,17 +44,28 @@ class Passes:
         start: Value,
         end: Value,
         room: Value,  # on the stack, see Rows
+        turned: Value,  # on the stack: the query heads, or see FixedQueries
     ) -> None:
         self.f, self.spec, self.a, self.head, self.table, self.start, self.end = f, spec, a, head, table, start, end
         sizes = spec.head_dim, spec.page_size
         self.keys = Rows(f, spec.key, *sizes, a["keys"], a["key_scales"], head, room)
         self.values = Rows(f, spec.value, *sizes, a["values"], a["value_scales"], head, room)
+        self.query = turned
+        self.fixed = FixedQueries(f, self.keys, spec.groups, turned) if fixed(f.isa, spec) else None
         heads = min(spec.groups, MOST_HEADS, f.lanes)
         self.together = 1  # keys whose scores are added up at the same time
         while 2 * self.together * heads <= f.lanes and 2 * self.together * spec.head_dim <= MOST_UNROLLED * f.lanes:
             self.together *= 2
         self.origin = start & -self.together  # key of the first score
         self.count = end - self.origin
+
+    def put_query(self, head: Value, x: list[Value]) -> None:
+        """One of the query heads, scaled and in the basis of the keys."""
+        if self.fixed:
+            self.fixed.put(head, x)
+            return
+        for i, v in enumerate(x):
+            self.f.store(v, self.f.at(self.query, head * (4 * self.spec.head_dim) + 4 * i * self.f.lanes))
 
     def walk(self, rows: Rows, begin: Value, carried: list[Value], body: EachKey, step: int = 1) -> list[Value]:
         """Calls body(key, page, its place in the page, carried) -> carried, for begin, begin + step, ... below end.
@@ -82,7 +106,7 @@ class Passes:
         block = self._block(self.start // self.spec.page_size)
         return f.select(number.compare("ult", count), codes, f.at(values.codes, block * values.code_bytes))
 
-    def score(self, query: Value, scores: Value) -> None:
+    def score(self, scores: Value) -> None:
         f, spec = self.f, self.spec
         most = min(MOST_HEADS, f.lanes)
         for begin in range(0, spec.groups, most):
@@ -93,21 +117,30 @@ class Passes:
             ) -> list[Value]:
                 sums: list[list[Value]] = [[] for _ in heads]
                 for key in range(self.together):
-                    products = [f.zero(f.floats) for _ in heads]
-                    for at in range(0, spec.head_dim, f.lanes):
-                        part = self.keys.vector(block, token + key, at)
-                        for i, head in enumerate(heads):
-                            q = f.load(f.floats, f.at(query, (head * spec.head_dim + at) * 4))
-                            products[i] = f.fma(q, part, products[i])
-                    for i, product in enumerate(products):
-                        sums[i].append(product)
+                    for of_head, product in zip(sums, self._products(block, token + key, heads), strict=True):
+                        of_head.append(product)
                 both = totals(f, [product for of_head in sums for product in of_head])
                 for i, head in enumerate(heads):
                     some = f.slice_lanes(both, i * self.together, self.together)
+                    if self.fixed:
+                        some = some * self.fixed.scale(head, self.together)
                     f.store(some, f.at(self.scores(scores, head), (index - self.origin) * 4), 4)
                 return carried
 
             self.walk(self.keys, self.origin, [], some_keys, self.together)
+
+    def _products(self, block: Value, token: Value, heads: range) -> list[Value]:
+        """Of one key and some heads: vectors whose lanes are still to be added up."""
+        if self.fixed:
+            return self.fixed.products(block, token, heads)
+        f, head_dim = self.f, self.spec.head_dim
+        products = [f.zero(f.floats) for _ in heads]
+        for at in range(0, head_dim, f.lanes):
+            part = self.keys.vector(block, token, at)
+            for i, head in enumerate(heads):
+                q = f.load(f.floats, f.at(self.query, (head * head_dim + at) * 4))
+                products[i] = f.fma(q, part, products[i])
+        return products
 
     def weigh(self, scores: Value, position: Value, key_head: Value, place: Value) -> None:
         """place: of the first query head in top and total."""

@@ -31,6 +31,7 @@ class PageSpec:
     alibi: bool = False
     most_keys: int = 0  # of an item: scores lie on the stack; 0: any number, scores lie in memory that is given
     appends: bool = False  # queries are a new token's projections, whose key and value are stored here
+    fixed: bool = False  # queries in 16-bit fixed point where page_products.py serves the keys
     norms: bool = False  # with `appends`: of queries and keys
 
     @property

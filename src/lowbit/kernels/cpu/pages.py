@@ -20,7 +20,7 @@ from lowbit.kernels.cpu.heads import Turn, load_head, scratch_of
 from lowbit.kernels.cpu.ir import I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.page_decoding import Rows
-from lowbit.kernels.cpu.page_passes import Passes, integer
+from lowbit.kernels.cpu.page_passes import Passes, integer, query_bytes
 from lowbit.kernels.cpu.page_rounding import rotated_basis, store_head, token_row
 from lowbit.kernels.cpu.page_spec import PageSpec
 
@@ -43,7 +43,7 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
     f = Emitter(isa, {"arguments": PTR, "first": I64, "end": I64})
     base = f.arg("arguments")
     a = {name: f.load(I64 if name in _NUMBERS else PTR, f.at(base, 8 * i), 8) for i, name in enumerate(spec.fields)}
-    turned, scratch = f.stack(4 * spec.groups * spec.head_dim), scratch_of(f, spec.head_dim)
+    turned, scratch = f.stack(query_bytes(isa, spec)), scratch_of(f, spec.head_dim)
     room = f.stack(max(Rows.room_bytes(fmt, spec.head_dim, spec.page_size) for fmt in (spec.key, spec.value)))
     if spec.most_keys:
         a["scores"], a["room"] = f.stack(4 * spec.groups * spec.room), f.const(I64, spec.room)
@@ -56,7 +56,7 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
             least = position - (spec.window - 1)
             start = f.select(start.compare("sgt", least), start, least)
         with f.when(start.compare("slt", end)):
-            unit = Passes(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end, room)
+            unit = Passes(f, spec, a, head, f.at(a["page_table"], table * a["pages"] * 4), start, end, room, turned)
             place = (row * spec.kv_heads + head) * spec.groups
             unit_scores = f.const(I64, 0) if spec.most_keys else loop.index * a["room"] * (4 * spec.groups)
             scores = f.at(a["scores"], unit_scores)
@@ -66,16 +66,16 @@ def attend_pages(isa: InstructionSet, spec: PageSpec) -> str:
                 turn = Turn(f, spec.head_dim, a["cos"], a["sin"], position, eps, scratch)
                 with f.when(end.compare("eq", position + 1)):
                     _append(f, spec, a, turn, row, head)
-            _turn(f, spec, a, turn, place, turned)
-            unit.score(turned, scores)
+            _turn(f, spec, a, turn, place, unit)
+            unit.score(scores)
             place = (item * spec.kv_heads + head) * spec.groups
             unit.weigh(scores, position, head, place)
             unit.sum(scores, place)
     return f.build()
 
 
-def _turn(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn | None, place: Value, target: Value) -> None:
-    """A group's query heads, from head `place` on, as float, scaled and in the basis of the keys."""
+def _turn(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn | None, place: Value, unit: Passes) -> None:
+    """A group's query heads, from head `place` on."""
     head_dim = spec.head_dim
     with f.loop(0, spec.groups) as loop:
         source = f.at(a["query"], (place + loop.index) * (SIZE_BYTES[spec.query] * head_dim))
@@ -83,8 +83,7 @@ def _turn(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn | None, pl
             x = load_head(f, source, head_dim, spec.query)
         else:
             x = turn.head(source, a["query_norm"])
-        for i, v in enumerate(rotated_basis(f, spec.key, x)):
-            f.store(v * spec.scale, f.at(target, loop.index * (4 * head_dim) + i * f.lanes * 4))
+        unit.put_query(loop.index, [v * spec.scale for v in rotated_basis(f, spec.key, x)])
 
 
 def _append(f: Emitter, spec: PageSpec, a: dict[str, Value], turn: Turn, row: Value, head: Value) -> None:

@@ -5,8 +5,8 @@ Four things decide, all read off searches on the H200 (benchmarks/tune.py does t
 - tokens: up to 8 `mma` is faster than `wgmma`, which takes as long for 8 tokens as for 32;
 - bytes of the weight: a small one is over before a multiprocessor has been refilled, so one CTA of each multiprocessor
   leaves room for one of the next kernel, whose weights then arrive early; a large one wants the room for itself;
-- instructions: where they are the limit, not bytes (fewer than four bits, e2m1, codebooks), a large weight takes three
-  CTAs of one partition, whose barriers hide behind each other;
+- instructions: where they are the limit, not bytes (fewer than four bits, e2m1, codebooks, K-quants), a large weight
+  takes two or three CTAs of one partition, whose barriers hide behind each other;
 - columns: a unit of 512 where k leaves little of the last one empty, of 256 where it would be much;
 - bits: fit.py.
 """
@@ -19,7 +19,7 @@ from lowbit.formats import CODEBOOKS, WeightFormat
 from lowbit.formats.element import Float
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.fit import fitted
-from lowbit.kernels.gpu.form import kernel_form, super_columns
+from lowbit.kernels.gpu.form import is_inside, kernel_form, super_columns
 from lowbit.kernels.gpu.plan import NAME, HopperConfig
 from lowbit.kernels.problem import Problem
 
@@ -51,13 +51,17 @@ _SHAPES = {
 }
 
 
+_E2M1 = Float(2, 1)
+_TWO_CTAS = HopperConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=128)
 _THREE_CTAS = HopperConfig(NAME, 8, 512, 4, ctas_per_sm=3, maxnreg=80)
 
 
 def _takes_instructions(weight_format: WeightFormat) -> bool:
-    """Whether a multiprocessor decodes more slowly than memory gives bytes. K-quants were not measured."""
-    one_level = weight_format.zero in (Zero.NONE, Zero.INT) and super_columns(kernel_form(weight_format)) is None
-    return one_level and (weight_format.bits < 4 or weight_format.element in (Float(2, 1), *CODEBOOKS.values()))
+    """Whether a multiprocessor decodes more slowly than memory gives bytes."""
+    if weight_format.bits <= 4 and super_columns(kernel_form(weight_format)) is not None:
+        return True  # K-quants
+    few = weight_format.bits < 4 or weight_format.element in (_E2M1, *CODEBOOKS.values())
+    return few and weight_format.zero in (Zero.NONE, Zero.INT)
 
 
 def tile_tokens(m: int) -> int:
@@ -78,7 +82,7 @@ def choose_config(problem: Problem) -> HopperConfig:
         return invariant_config(problem)
     config = _SHAPES[tile_tokens(problem.m)][_is_large(problem)]
     if config.block_m == 8 and problem.n * problem.k >= MANY_WEIGHTS and _takes_instructions(problem.format):
-        config = _THREE_CTAS
+        config = _TWO_CTAS if problem.format.element == _E2M1 and not is_inside(problem.format) else _THREE_CTAS
     if config.block_k == 512 and -(-problem.k // 512) * 512 > WASTE * (-(-problem.k // 256) * 256):
         config = replace(config, block_k=256, stages=2 * config.stages, splits=2, maxnreg=80)
     return fitted(config, problem.format)

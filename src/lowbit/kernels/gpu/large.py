@@ -20,7 +20,7 @@ from lowbit.kernels.gpu.form import illegal_one_level
 from lowbit.kernels.gpu.fragments import FragmentFamily, multiprocessors
 from lowbit.kernels.gpu.large_heuristic import choose_config
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, illegal_config, large_plan
-from lowbit.kernels.gpu.large_proven import unproven_problem, unproven_tile
+from lowbit.kernels.gpu.large_proven import unproven_tile
 from lowbit.kernels.gpu.launch import MOST_KEPT, TensorMaps, bind_weight, map_slots
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.gpu.workspace import workspace
@@ -135,7 +135,7 @@ class Large(FragmentFamily):
             return reason
         if problem.batch_invariant:
             return "batch_invariant: a tile's place in the grid decides how its columns are cut"
-        return unproven_problem(problem) if problem.x_dtype in X_TYPES else None
+        return None
 
     def illegal_config(self, config: KernelConfig, problem: Problem) -> str | None:
         assert isinstance(config, LargeConfig)

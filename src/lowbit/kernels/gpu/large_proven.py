@@ -2,7 +2,7 @@
 
 The kernel waits on barriers, and a version that compiled and passed every check without a card did not end on one.
 So tiles are not served by analogy. On an H200 every number, scale, zero and group that the family serves ran in fp16
-with the one tile of `tested` (tests/gpu/test_matmul_large.py), the formats of `IN_BF16` in bf16 too; TILES ran in a
+and in bf16 with the one tile of `tested` (tests/gpu/test_matmul_large.py); TILES ran in a
 search (benchmarks/results/h200/large_tune.json), with int4_g128 in fp16.
 """
 
@@ -14,7 +14,6 @@ from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
-IN_BF16 = frozenset(map(parse_format, ("int4_g128", "int4_g64_asym", "int8_g128")))
 MEASURED = parse_format("int4_g128"), "fp16"
 # block_m, block_k, stages, parts, row blocks, chunk, registers at launch, CTAs of a multiprocessor
 TILES = (
@@ -50,13 +49,6 @@ def tested(format: WeightFormat) -> LargeConfig:  # noqa: A002
     """The tile that every format ran with: 128 tokens, and 256 rows where shared memory has room."""
     block_k = 128 if format.bits <= 4 or 1 in PLANES[format.bits] else 64
     return fitted(LargeConfig(NAME, 128, block_k, 8), format)
-
-
-def unproven_problem(problem: Problem) -> str | None:
-    """Why a problem of a format that the kernel could serve is refused, or None."""
-    if X_TYPES.get(problem.x_dtype) != "bf16" or problem.format in IN_BF16:
-        return None
-    return f"{problem.format} and x in bf16: no card has run the kernel for many tokens with it; it serves x in fp16"
 
 
 def unproven_tile(config: LargeConfig, problem: Problem) -> str | None:

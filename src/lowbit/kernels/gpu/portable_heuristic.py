@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from lowbit.formats import WeightFormat
-from lowbit.formats.element import Int, Ternary, UnsignedInt
+from lowbit.formats.element import Float, Int, Ternary, UnsignedInt
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
@@ -42,6 +42,7 @@ _SHAPES = {
     128: PortableConfig(NAME, 128, 128, 2, warps=8, row_blocks=2, maxnreg=255),
 }
 
+_INTEGERS = (Int, UnsignedInt, Ternary)
 _LONG_UNITS = PortableConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=255)
 _MIDDLE = PortableConfig(NAME, 8, 256, 4, ctas_per_sm=2, maxnreg=168)
 
@@ -74,21 +75,25 @@ def _few_tokens(problem: Problem, chip: Chip, multiprocessors: int) -> PortableC
         return fitted(replace(config, row_blocks=2), weight_format, chip)  # a fragment of x for twice the weights
     if units <= SMALL_UNITS and k_tiles >= 4:
         return fitted(replace(config, ctas_per_sm=1), weight_format, chip, places=2, most_stages=config.stages)
-    if SMALL_UNITS < units <= MIDDLE_UNITS and weight_format.bits == 4:
+    if SMALL_UNITS < units <= MIDDLE_UNITS and weight_format.bits == 4 and isinstance(weight_format.element, _INTEGERS):
         return fitted(_MIDDLE, weight_format, chip, places=4, most_stages=config.stages)
     return fitted(config, weight_format, chip, least_stages=2 if units <= SMALL_UNITS else 3)
 
 
 def faster_than_hopper(problem: Problem) -> bool:
     """Whether this kernel by its rule is faster than the Hopper kernel by its own, as far as that was measured."""
-    weight_format, few = problem.format, 2 <= problem.m <= 8
-    if not few or problem.x_dtype != torch.float16 or problem.batch_invariant or problem.perm or problem.sections:
+    weight_format, element = problem.format, problem.format.element
+    if problem.m > 8 or problem.x_dtype != torch.float16 or problem.batch_invariant or problem.perm or problem.sections:
         return False
     if weight_format.scale.super or weight_format.zero not in (Zero.NONE, Zero.INT):
         return False
-    if not isinstance(weight_format.element, Int | UnsignedInt | Ternary) or kernel_form(weight_format).bits == 1:
+    if weight_format.bits == 8 and isinstance(element, (*_INTEGERS, Float)):
+        return True
+    if problem.m == 1:  # all CTAs ask for the one row of x
         return False
-    return weight_format.bits in (4, 8) or (weight_format.bits < 4 and problem.n * problem.k < MANY_WEIGHTS)
+    if isinstance(element, _INTEGERS) and weight_format.bits >= 4:
+        return True
+    return (isinstance(element, _INTEGERS) or element == Float(2, 1)) and problem.n * problem.k < MANY_WEIGHTS
 
 
 def fitted(

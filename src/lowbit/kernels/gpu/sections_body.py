@@ -224,7 +224,7 @@ def matmul(
                 (_produce, (descs, buffers, sync, fetched, P)),
             ],
             [1],
-            [P.PRODUCER_REGS],
+            [24],
         )
     else:
         gl.warp_specialize(
@@ -234,5 +234,5 @@ def matmul(
                 (_produce, (descs, buffers, sync, fetched, P)),
             ],
             [P.WARPS, 1],
-            [P.REGS, P.PRODUCER_REGS],
+            [P.REGS, 24],
         )

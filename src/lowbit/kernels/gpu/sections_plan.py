@@ -9,14 +9,15 @@ from lowbit.formats import SCALE_TYPES, Section, WeightFormat
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import illegal_format, kernel_form
+from lowbit.kernels.gpu.heuristic import LARGE_BYTES
 from lowbit.kernels.gpu.plan import NAME, RESERVED_BYTES, SMEM_LIMIT, SMEM_SM, HopperConfig, Plan, plan_for
 from lowbit.kernels.problem import Problem
 from lowbit.packing.tiles import PLANES
 
 PLANE_BITS = 4  # of a row and column of block_k: a unit has as many bits in the first plane, whatever the width
+MEAN_BITS = 4  # of a weight in sections, about
 LEAST_K = 256  # block_k for any sections that are served
 MOST_SECTIONS = 8  # a kernel's arguments hold this many maps
-PRODUCER_REGISTERS = 24  # of a thread: it holds the maps of every section
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class SectionsPlan(Plan):
     MOST_GROUPS: int = 0
     MOST_ROWS: int = 0
     MOST_COLUMNS: int = 0
-    PRODUCER_REGS: int = PRODUCER_REGISTERS
 
 
 def columns_of(bits: int, block_k: int) -> int:
@@ -80,6 +80,10 @@ def sections_config(problem: Problem) -> HopperConfig:
     block_m = 8 if problem.m <= 8 and not problem.batch_invariant else 16 if problem.m <= 16 else 32
     wide = block_m > 8 or problem.batch_invariant
     config = HopperConfig(NAME, block_m, 256, 6, ctas_per_sm=2, wide=wide, whole_tiles=problem.batch_invariant)
+    two = replace(config, splits=2, stages=2, maxnreg=80)
+    large = problem.n * problem.k * MEAN_BITS // 8 > LARGE_BYTES
+    if block_m == 16 and large and not problem.batch_invariant and not illegal_sections_config(two, problem.sections):
+        config = replace(two, stages=config.stages)
     while sections_smem(config, problem.sections) > SMEM_SM // 2 - RESERVED_BYTES and config.stages > 2:
         config = replace(config, stages=config.stages - 1)
     return config
@@ -108,10 +112,7 @@ def sections_plan(config: HopperConfig, sections: Sequence[Section], x_type: str
     planes = max(len(p.PLANES) for p in plans)
     lines = (max(p.BK // 16 * p.PLANES[i] for p in plans if i < len(p.PLANES)) for i in range(planes))
     return SectionsPlan(
-        **(
-            values
-            | {"REGS": (config.maxnreg * config.threads - 128 * PRODUCER_REGISTERS) // (128 * config.splits) // 8 * 8}
-        ),
+        **values,
         SECTIONS=plans,
         COSTS=tuple(cost_of(section.format.bits, config.block_k) for section in sections),
         MOST_LINES=tuple(lines),

@@ -30,12 +30,13 @@ from lowbit.kernels.gpu.plan import (
     smem_bytes,
     stage_bytes,
 )
-from lowbit.kernels.gpu.sections_plan import sections_config, sections_plan, sections_smem
+from lowbit.kernels.gpu.sections_plan import illegal_sections_config, sections_config, sections_plan, sections_smem
 from lowbit.kernels.gpu.work import X_TYPES
 from lowbit.tuner.space import Space
 
 MOST_STAGES = 10
-MOST_SECTION_REGISTERS = 168  # of a thread of a CTA that is alone
+# for sections: parts of a unit, CTAs of a multiprocessor, and CTAs that it has room for
+SECTION_ARRANGEMENTS = [(1, 2, 2), (2, 2, 2), (1, 3, 3), (1, 1, 2), (2, 1, 2)]
 # warps, row blocks, splits, block_k, CTAs of a multiprocessor
 NARROW = [
     (4, 1, 1, 256, (2, 3, 4)), (4, 1, 1, 512, (1, 2, 3, 4)), (4, 1, 2, 512, (1, 2, 3)), (4, 1, 2, 1024, (1, 2)),
@@ -195,19 +196,22 @@ def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) ->
 
 
 def section_configs(problem: Problem) -> list[HopperConfig]:
-    """What a weight in sections may vary: CTAs of a multiprocessor with their registers, and stages. Its own first."""
+    """What a weight in sections may vary: partitions and CTAs of a multiprocessor, with as many stages as these fit.
+
+    Its own first. One CTA leaves room for one of the next kernel.
+    """
     own = sections_config(problem)
     found = [own]
     if problem.batch_invariant:
         return found
-    for ctas in (1, 2):  # three leave a consumer 64 registers, which spills
-        registers = min(REGISTERS // (ctas * own.threads) // 8 * 8, MOST_SECTION_REGISTERS)
-        room = SMEM_SM // ctas - RESERVED_BYTES
-        config = replace(own, ctas_per_sm=ctas, maxnreg=registers)
+    for splits, ctas, residents in SECTION_ARRANGEMENTS:
+        config = replace(own, splits=splits, ctas_per_sm=ctas)
+        config = replace(config, maxnreg=REGISTERS // (residents * config.threads) // 8 * 8)
+        room = SMEM_SM // residents - RESERVED_BYTES
         fitting = [s for s in range(2, MOST_STAGES + 1)
                    if sections_smem(replace(config, stages=s), problem.sections) <= min(room, SMEM_LIMIT)]  # fmt: skip
-        for stages in sorted({fitting[-1], fitting[len(fitting) // 2]}, reverse=True) if fitting else ():
-            found += [replace(config, stages=stages), replace(config, stages=stages, even_runs=True)]
+        if fitting and illegal_sections_config(replace(config, stages=fitting[-1]), problem.sections) is None:
+            found.append(replace(config, stages=fitting[-1]))
     return list(dict.fromkeys(found))
 
 

@@ -1,0 +1,27 @@
+"""The numbers of the codebooks that have names.
+
+Sources: QLoRA (arXiv:2305.14314) for NF4; ggml's published block format for IQ4_NL's table.
+"""
+
+NF4_VALUES = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# bitsandbytes' FP4 is a codebook of its own, not E2M1
+_BNB_FP4_MAGNITUDES = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+BNB_FP4_VALUES = _BNB_FP4_MAGNITUDES + tuple(-v for v in _BNB_FP4_MAGNITUDES)
