@@ -4,9 +4,10 @@
 
 SmolLM2 as packaged, or --model; all in one process, in turns. A row's times are those of tokens that follow `length`
 tokens: the median wall time and its quartiles, and the least processor time of all threads, which other work on the
-machine disturbs less. "auto" is the contiguous cache in the activations' dtype, the base of `ratio`, whose median and
-least are of rounds, not of times apart. "int8 by layers" is int8 without the compiled step. `error` is the relative
-difference of its logits from theirs in float32 over the same cached tokens; the model runs in float32 for it only.
+machine disturbs less. "auto" is the contiguous cache in the activations' dtype. `ratio` is the median of wall times over
+those of "auto" in the same round, `least_ratio` that of the least processor times. "int8 by layers" is int8 without the
+compiled step. `error`, for texts of up to 2048 tokens, is the relative difference of the step's logits from those layer
+by layer over the same cached tokens, both in float32.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from record import save
 
 TOKENS = 8  # of a measurement
 CHUNK = 512  # of the prompt
+LONGEST_CHECKED = 2048  # tokens: filling a cache in float32 takes long
 
 
 @contextmanager
@@ -109,7 +111,7 @@ def measured(model: Decoder, exact: Decoder, length: int, formats: list[str], ro
             "least_ratio": round(
                 min(work for _, work in samples[name]) / min(work for _, work in samples["auto"]), 3
             ),
-            "error": None if "layers" in name or length > 2048 else error(exact, filled(exact, name, length), length),
+            "error": None if "layers" in name or length > LONGEST_CHECKED else error(exact, filled(exact, name, length), length),
         }  # fmt: skip
         rows.append(row)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
