@@ -4,10 +4,10 @@
 
 SmolLM2 as packaged, or --model; all in one process, in turns. A row's times are those of tokens that follow `length`
 tokens: the median wall time and its quartiles, and the least processor time of all threads, which other work on the
-machine disturbs less. "auto" is the contiguous cache in the activations' dtype. `ratio` is the median of wall times over
-those of "auto" in the same round, `least_ratio` that of the least processor times. "int8 by layers" is int8 without the
-compiled step. `error`, for texts of up to 2048 tokens, is the relative difference of the step's logits from those layer
-by layer over the same cached tokens, both in float32.
+machine disturbs less. "auto" is the contiguous cache in the activations' dtype. `ratio` is the median of wall times
+over those of "auto" in the same round, `least_ratio` that of the least processor times. "int8 by layers" is int8
+without the compiled step. `error`, for texts of up to 2048 tokens, is the relative difference of the step's logits from
+those layer by layer over the same cached tokens, both in float32.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def measured(model: Decoder, exact: Decoder, length: int, formats: list[str], ro
                 samples[name].append(took)
     rows: list[dict[str, object]] = []
     for name in names:
+        checked = "layers" not in name and length <= LONGEST_CHECKED
         timing = summarize([wall for wall, _ in samples[name]])
         ratios = [ours[0] / base[0] for ours, base in zip(samples[name], samples["auto"], strict=True)]
         row: dict[str, object] = {
@@ -111,7 +112,7 @@ def measured(model: Decoder, exact: Decoder, length: int, formats: list[str], ro
             "least_ratio": round(
                 min(work for _, work in samples[name]) / min(work for _, work in samples["auto"]), 3
             ),
-            "error": None if "layers" in name or length > LONGEST_CHECKED else error(exact, filled(exact, name, length), length),
+            "error": error(exact, filled(exact, name, length), length) if checked else None,
         }  # fmt: skip
         rows.append(row)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
