@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lowbit.attention.cache import Batch, PagedCache
+from lowbit.attention.checks import require_fits, require_operands, require_planned
 from lowbit.attention.debug import require_sound
 from lowbit.attention.gathered import GatheredPrompts
 from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
@@ -103,7 +104,7 @@ class _Plan:
 
     def plan(self, batch: Batch) -> None:
         """Cut a step into items. Raises UsageError, before anything is written, for one that does not fit."""
-        self._require_fits(batch)
+        require_fits(batch, self.problem, self.work.limits, self.max_length, self.prefill)
         grown = self._grown(batch)
         if grown is not None and self._same_pages(batch):  # no copy, which would wait for its turn on the device
             assert self._last is not None
@@ -231,16 +232,11 @@ class _Plan:
         out: Tensor | None = None,  # like query; None: a new tensor
     ) -> Tensor:
         """-> out [rows, heads, head_dim]. Raises UsageError before anything runs for operands of another batch."""
-        batch = self._require_planned(cache, query)
+        batch, problem = self.batch, self.problem
+        require_planned(batch, problem, cache, query, self.work.limits.rows if self.padded else self.rows)
+        assert batch is not None
         cache.require_layer("run()", layer)
-        problem = self.problem
-        for name, asked, given in (("sinks", problem.sinks, sinks), ("slopes", problem.alibi, slopes)):
-            if asked != (given is not None):
-                raise UsageError(f"run(): {name} {'are missing' if asked else 'were not asked for'} in {problem}")
-            if given is not None and (given.shape != (problem.heads,) or given.dtype != torch.float32):
-                raise UsageError(f"run(): {name} of shape {list(given.shape)}, {given.dtype}: must be [heads] float32")
-        if out is not None and (out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous()):
-            raise UsageError(f"run(): out of shape {list(out.shape)}, {out.dtype}: must be contiguous, like the query")
+        require_operands(problem, query, sinks, slopes, out)
         if self.debug:
             require_sound(self.work, batch, self.gathered.prompts, cache.pages)
         query, prompts = query.contiguous(), self.gathered.prompts
@@ -253,39 +249,6 @@ class _Plan:
         for prompt in prompts:
             out[prompt.row : prompt.row + prompt.rows] = self.gathered.run(prompt, self.work, cache, layer, query)
         return out
-
-    def _require_fits(self, batch: Batch) -> None:
-        limits, problem = self.work.limits, self.problem
-        if batch.page_size != problem.page_size:
-            raise UsageError(f"a batch with pages of {batch.page_size} tokens for {problem}")
-        if len(batch.lengths) > limits.requests or (self.prefill and batch.rows > limits.rows):
-            raise UsageError(
-                f"{len(batch.lengths)} requests with {batch.rows} new tokens: this plan has room for {limits.requests} "
-                f"requests and {limits.rows} new tokens; make a larger one"
-            )
-        for name, length, new in zip(batch.names, batch.lengths.tolist(), batch.new.tolist(), strict=True):
-            if length > self.max_length:
-                raise UsageError(f"{name}: {length} tokens exceed the plan's max_length of {self.max_length}")
-            if not self.prefill and new > 1:
-                raise UsageError(f"{name}: {new} new tokens; a DecodePlan has one a request: use a PrefillPlan")
-
-    def _require_planned(self, cache: PagedCache, query: Tensor) -> Batch:
-        batch, problem = self.batch, self.problem
-        if batch is None:
-            raise UsageError("run() before plan(): call plan() once a step")
-        own = (problem.key, problem.value, problem.kv_heads, problem.head_dim, problem.page_size, problem.device)
-        its = (cache.key_format, cache.value_format, cache.kv_heads, cache.head_dim, cache.page_size)
-        if own != (*its, cache.device.type) or batch.pages != cache.pages:
-            raise UsageError(f"run(): a plan for {problem} over {batch.pages} pages, and another kind of cache")
-        if batch.sequences:
-            cache.require_unchanged(batch)
-        rows = self.work.limits.rows if self.padded else self.rows
-        if query.shape != (rows, problem.heads, problem.head_dim) or query.dtype != problem.dtype:
-            raise UsageError(
-                f"run(): query of shape {list(query.shape)}, {query.dtype}: the plan was made for {len(batch.lengths)} "
-                f"requests, {[rows, problem.heads, problem.head_dim]} in {problem.dtype}; plan each batch first"
-            )
-        return batch
 
 
 class DecodePlan(_Plan):
