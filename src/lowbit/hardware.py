@@ -93,6 +93,13 @@ def gpu(index: int = 0) -> Gpu | None:
     return found[index] if index < len(found) else None
 
 
+def multiprocessors_and_rates(index: int = 0) -> tuple[int, Rates]:
+    """Those of a CUDA device, for estimates; an H200's where there is no device or its rates are not known."""
+    device = gpu(index)
+    count = device.multiprocessors if device else 132
+    return count, RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+
+
 @cache
 def _gpus() -> tuple[Gpu, ...]:
     return tuple(gpus())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit.attention.schedule import even_sizes
-from lowbit.hardware import RATES, gpu
+from lowbit.hardware import multiprocessors_and_rates
 from lowbit.kernels.attention import AttentionProblem, DecodeConfig, Shape
 from lowbit.kernels.gpu import attention as kernels
 from lowbit.kernels.gpu.attention_plan import GpuDecode, width_of
@@ -76,9 +76,7 @@ def estimate_us(
     config: GpuDecode, problem: AttentionProblem, requests: int, length: int, target: int, index: int = 0
 ) -> float:
     """What a launch should take, the cache from memory."""
-    device = gpu(index)
-    count = device.multiprocessors if device else 132
-    rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+    count, rates = multiprocessors_and_rates(index)
     wanted = max(1, config.units * count // problem.kv_heads)
     items, size = cut(problem, requests, length, Shape(1, wanted, config.least_keys))
     programs = items * problem.kv_heads

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 
 from lowbit.formats import WeightFormat
-from lowbit.hardware import RATES, gpu
+from lowbit.hardware import multiprocessors_and_rates
 from lowbit.kernels import KernelConfig, Problem
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.hopper import illegal_config
@@ -157,9 +157,7 @@ def instructions(weight_format: WeightFormat, x_dtype: torch.dtype) -> float:
 
 def estimate_us(config: HopperConfig, problem: Problem, model: Model = MODEL) -> float:
     """What a launch should take, weights from memory."""
-    device = gpu(problem.index)
-    count = device.multiprocessors if device else 132
-    rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+    count, rates = multiprocessors_and_rates(problem.index)
     weight_format = problem.format
     rows = 64 * config.row_blocks
     m_tiles, n_tiles = -(-problem.m // config.block_m), -(-problem.n // rows)
@@ -217,9 +215,7 @@ def section_configs(problem: Problem) -> list[HopperConfig]:
 
 def sections_us(config: HopperConfig, problem: Problem, model: Model = MODEL) -> float:
     """The same estimate for sections, from bytes and bytes on their way alone."""
-    device = gpu(problem.index)
-    count = device.multiprocessors if device else 132
-    rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+    count, rates = multiprocessors_and_rates(problem.index)
     total = sum(s.format.total_bits(problem.n, s.stop - s.start) for s in problem.sections) / 8
     stage = (sections_smem(config, problem.sections) - 8 * 1024) / config.stages
     rate = min(rates.read_tb_s * 1e6 / count, config.ctas_per_sm * (config.stages - 1) * stage / model.latency_us)
@@ -237,8 +233,7 @@ class HopperSpace(Space):
         own = choose_config(problem)
         if problem.batch_invariant:  # what changes no bit of a row
             return [own, *_same_bits(own, problem.format)]
-        device = gpu(problem.index)
-        count = device.multiprocessors if device else 132
+        count, _ = multiprocessors_and_rates(problem.index)
         return list(dict.fromkeys([own, *grid(problem.n, problem.k, tile_tokens(problem.m), problem.format, count)]))
 
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:

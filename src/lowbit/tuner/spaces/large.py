@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowbit.hardware import RATES, gpu
+from lowbit.hardware import multiprocessors_and_rates
 from lowbit.kernels import KernelConfig, Problem
 from lowbit.kernels.gpu.large import FAMILY
 from lowbit.kernels.gpu.large_plan import NAME, LargeConfig, large_plan
@@ -41,16 +41,14 @@ class LargeSpace(Space):
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
         """Waves of tiles: what is not a whole number of them is cut into runs, whose sums meet."""
         assert isinstance(config, LargeConfig)
-        device = gpu(problem.index)
-        count = (device.multiprocessors if device else 132) * config.ctas_per_sm
-        rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+        multiprocessors, rates = multiprocessors_and_rates(problem.index)
         m_tiles, n_tiles = -(-problem.m // config.block_m), -(-problem.n // config.rows)
         padded = 2.0 * m_tiles * config.block_m * n_tiles * config.rows * problem.k
         size = config.rows * config.block_m
         products = padded / (rates.tflops * 1e6 * REACHED * size / (size + 4096))
         memory = problem.n * problem.k * problem.format.bits / 8 / (rates.read_tb_s * 1e6)
         x_again = n_tiles * problem.m * problem.k * 2 / (1.5 * rates.read_tb_s * 1e6)
-        whole = m_tiles * n_tiles % count == 0
+        whole = m_tiles * n_tiles % (multiprocessors * config.ctas_per_sm) == 0
         return START_US + max(products, memory, x_again) + (0.0 if whole else SUMS_US)
 
     def kernel(self, config: KernelConfig) -> KernelConfig:

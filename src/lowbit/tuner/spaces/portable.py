@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowbit.formats import WeightFormat
-from lowbit.hardware import RATES, gpu
+from lowbit.hardware import multiprocessors_and_rates
 from lowbit.kernels import KernelConfig, Problem, get_family
 from lowbit.kernels.gpu.plan import REGISTERS, RESERVED_BYTES
 from lowbit.kernels.gpu.portable import chip_of, illegal_config, residents
@@ -91,9 +91,7 @@ class PortableSpace(Space):
     def estimate_us(self, config: KernelConfig, problem: Problem) -> float:
         """Start; what the busiest multiprocessor takes for its units; sums between CTAs. See Model of hopper.py."""
         assert isinstance(config, PortableConfig)
-        device = gpu(problem.index)
-        count = device.multiprocessors if device else 132
-        rates = RATES.get(device.name if device else "", RATES["NVIDIA H200"])
+        count, rates = multiprocessors_and_rates(problem.index)
         shares = share_out(config, problem.m, problem.n, problem.k, count * config.ctas_per_sm)
         longest = (shares.base + (shares.more > 0)) * shares.grain
         together = -(-shares.ctas // count)
