@@ -134,5 +134,9 @@ def run(text: str, outputs: int, inputs: list[Register]) -> list[Register]:
             for i, half in enumerate(words[1:3]):
                 registers[half.strip("{}")] = read(words[3]) >> 16 * i & 0xFFFF
             continue
+        if words[2].startswith("{"):  # two halves into a register
+            lower, upper = (read(half.strip("{}")) for half in words[2:4])
+            registers[words[1]] = lower | upper << 16
+            continue
         registers[words[1]] = INSTRUCTIONS[words[0]](*(read(word) for word in words[2:]))
     return [registers[f"${i}"] for i in range(outputs)]

@@ -15,6 +15,7 @@ from lowbit.kernels.gpu.form import illegal_format
 from lowbit.kernels.gpu.heuristic import choose_config, tile_tokens
 from lowbit.kernels.gpu.hopper import illegal_config
 from lowbit.kernels.gpu.plan import NAME, HopperConfig, plan_for, smem_bytes
+from lowbit.kernels.gpu.portable_plan import PortableConfig
 
 GROUPS = "multiples of 16 columns along k, one scale a row, one for the tensor"
 ELEMENTS = "int1 to int8, ternary, fp8_e4m3, fp8_e5m2, fp6_e2m3, fp6_e3m2, fp4_e2m1, codebooks of 16 numbers"
@@ -63,7 +64,7 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name,stages",  # the fastest of benchmarks/results/h200/few_bits.json and float4.json, or 2 % from it
+    "name,stages",  # the fastest of few_bits.json, float4.json, minima.json in benchmarks/results/h200, or 2 % from it
     [
         ("int1_g128", 5),
         ("int2_g128", 4),
@@ -72,6 +73,7 @@ def test_the_heuristic_is_legal_for_every_served_problem(name: str) -> None:
         ("nvfp4", 2),
         ("nf4_g128", 2),
         ("q4_k", 2),
+        ("q2_k", 3),
     ],
 )
 def test_large_weights_of_many_instructions_take_three_ctas(name: str, stages: int) -> None:
@@ -81,6 +83,28 @@ def test_large_weights_of_many_instructions_take_three_ctas(name: str, stages: i
         assert choose_config(_problem("mxfp4", 8, n, k)) == replace(config, stages=4, ctas_per_sm=2, maxnreg=128)
         assert choose_config(_problem("int4_g128", 8, n, k)).ctas_per_sm != 3
     assert choose_config(_problem(name, 8, 4096, 4096)).ctas_per_sm != 3
+
+
+@pytest.mark.parametrize(
+    "name,sums,minima",  # rows of sums of x in a stage; minima as products of their own
+    [
+        ("int4_g128_asym", 0, False),
+        ("q6_k", 0, False),
+        ("q4_k", 16, True),
+        ("q2_k", 32, True),
+        ("q5_k", 16, True),
+        ("q4_1", 16, False),  # one level
+        ("int8_g128_min", 16, False),
+        ("int4_g64_zfloat", 16, False),
+    ],
+)
+def test_one_warp_sums_x_where_zeros_are_taken_from_sums(name: str, sums: int, minima: bool) -> None:
+    config = HopperConfig(NAME, 8, 512, 3, splits=2, maxnreg=80)
+    plan = plan_for(config, parse_format(name), "fp16", False)
+    assert (sums, minima) == (plan.SUMS, plan.MINIMA)
+    assert ((48, 96) if sums else (24, 104)) == (plan.HELPER_REGS, plan.REGS)
+    portable = plan_for(PortableConfig("portable", 8, 512, 3), parse_format(name), "fp16", False)
+    assert (portable.SUMS, portable.MINIMA) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ fragments.py       what the matmul families share: what none of them serves, a c
 *_body.py          import Triton, so they load only when something is compiled; they share:
   hopper_multiply.py  products by `wgmma`; mma.py those by `mma`; weights.py their weights, from words to numbers
   groups.py           the end of a group: scales, minima and zero points on the sums
+  hopper_produce.py   units into shared memory; sum_tokens.py: sums of x; minima.py: minima times them
   sums.py             the end of a tile: partial sums of several CTAs, and y; large_sums.py: many tokens
 build.py           a plan -> machine code, with or without a GPU; sections_build.py, portable_build.py; builds.py: any
 machine_code.py    machine code kept on disk, and made ahead

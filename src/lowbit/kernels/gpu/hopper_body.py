@@ -12,7 +12,8 @@
 It computes y^T = W x^T: W is `wgmma`'s A operand and comes from registers, where it is decoded; tokens are its N. One
 producer warp keeps STAGES tiles in flight with TMA; SPLITS consumer partitions of WARPS warps share the columns of each
 tile and meet in shared memory at the end of a tile of y. Weights do not depend on the kernel before this one, so they
-are fetched before `gdc_wait`. For few tokens `mma` does the same: see mma.py.
+are fetched before `gdc_wait`. For few tokens `mma` does the same: see mma.py. Where minima or float zero points are
+taken from sums of x, one more warp makes these (sum_tokens.py), and consumers wait for it instead of for the producer.
 
 Work. A tile of y is 64 BLOCKS rows of W by BM tokens; a unit is BK columns of it. The CTAs take equal runs of units, so
 a run may start and end inside tiles. A CTA works through its tiles from the last to the first: a tile whose end belongs
@@ -25,7 +26,6 @@ own flag: an empty slot holds a NaN that arithmetic never makes, and the owner p
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import (
-    copy_to_shared,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -34,85 +34,11 @@ from lowbit.kernels.gpu.compat import (
     mbarrier,
 )
 from lowbit.kernels.gpu.hopper_multiply import multiply_wide
+from lowbit.kernels.gpu.hopper_produce import produce
 from lowbit.kernels.gpu.mma import multiply_narrow
+from lowbit.kernels.gpu.sum_tokens import sum_tokens
 from lowbit.kernels.gpu.sums import finish
 from lowbit.kernels.gpu.weights import acc_layout
-
-
-@gluon.jit
-def next_unit(tile, column, start, end, k_tiles):
-    """The unit after one: tiles from the last to the first, columns upward; the run may begin inside its first tile."""
-    column += 1
-    if (column == k_tiles) | (tile * k_tiles + column == end):
-        tile -= 1
-        column = gl.maximum(start - tile * k_tiles, 0)
-    return tile, column
-
-
-@gluon.jit
-def _fetch_weights(operands, buffers, bar, stage, tile, column, on, P: gl.constexpr):
-    w_descs, s_desc, z_desc, u_descs, _, m_tiles = operands
-    block = tile * P.BLOCKS
-    if m_tiles > 1:
-        block = tile // m_tiles * P.BLOCKS
-    group = column * P.GROUP_STEP
-    for i in gl.static_range(len(P.PLANES)):
-        line = column * (P.BK // 16 * P.PLANES[i])
-        copy_to_shared(w_descs[i], [block, line, 0], bar, buffers[0][i].index(stage), pred=on)
-    copy_to_shared(s_desc, [block, group, 0, 0], bar, buffers[1].index(stage), pred=on)
-    if P.ZERO != "none":
-        copy_to_shared(z_desc, [block, group, 0, 0], bar, buffers[2].index(stage), pred=on)
-    if P.ROWS != "none":
-        upper_block = block
-        if P.ROWS_SHARED:
-            upper_block = 0
-        upper = column * P.ROWS_STEP + column // P.ROWS_UNITS
-        for i in gl.static_range(len(u_descs)):
-            copy_to_shared(u_descs[i], [upper_block, upper, 0, 0], bar, buffers[4 + i].index(stage), pred=on)
-
-
-@gluon.jit
-def _fetch_tokens(operands, buffers, bar, stage, tile, column, on, P: gl.constexpr):
-    _, _, _, _, x_desc, m_tiles = operands
-    row = 0
-    if m_tiles > 1:
-        row = tile % m_tiles * P.BM
-    copy_to_shared(x_desc, [row, column * P.BK], bar, buffers[3].index(stage), pred=on)
-
-
-@gluon.jit
-def _produce(operands, buffers, sync, work, P: gl.constexpr):
-    """One warp keeps STAGES units in flight."""
-    full = sync[1]
-    empty = sync[2]
-    _, _, start, end, k_tiles, _, _, _, _, _ = work
-    BYTES: gl.constexpr = P.STAGE_BYTES
-    count = end - start
-    last = (end - 1) // k_tiles
-    first = gl.maximum(start - last * k_tiles, 0)
-    tile = last
-    column = first
-    for i in gl.static_range(P.STAGES):
-        mbarrier.expect(full.index(i), BYTES, pred=i < count)
-        _fetch_weights(operands, buffers, full.index(i), i, tile, column, i < count, P)
-        tile, column = next_unit(tile, column, start, end, k_tiles)
-    gdc_wait()  # x is the result of the kernel before this one
-    tile = last
-    column = first
-    for i in gl.static_range(P.STAGES):
-        _fetch_tokens(operands, buffers, full.index(i), i, tile, column, i < count, P)
-        tile, column = next_unit(tile, column, start, end, k_tiles)
-    stage = 0
-    phase = 0
-    for _ in range(P.STAGES, count):
-        mbarrier.wait(empty.index(stage), phase)
-        bar = full.index(stage)
-        mbarrier.expect(bar, BYTES)
-        _fetch_weights(operands, buffers, bar, stage, tile, column, True, P)
-        _fetch_tokens(operands, buffers, bar, stage, tile, column, True, P)
-        tile, column = next_unit(tile, column, start, end, k_tiles)
-        phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
-        stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
 
 
 @gluon.jit
@@ -138,10 +64,10 @@ def end_tile(acc, pointers, sync, place, phase, part_of: gl.constexpr, P: gl.con
 
 
 @gluon.jit
-def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constexpr):
+def _consume(pointers, buffers, sync, of_x, work, part_of: gl.constexpr, P: gl.constexpr):
     """A partition: decode, multiply, and at the end of a tile bring the partitions' sums together in the first one."""
-    full = sync[1]
     empty = sync[2]
+    ready, x_sums = of_x
     m, n, start, end, k_tiles, m_tiles, base, more, grain, pid = work
     sums: gl.constexpr = acc_layout(P.WIDE, P.WARPS, P.BM)
     gdc_launch_dependents()
@@ -155,11 +81,11 @@ def _consume(pointers, buffers, sync, work, part_of: gl.constexpr, P: gl.constex
         stop = gl.minimum(end, (tile + 1) * k_tiles)
         acc = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
         for _ in range(begin, stop):
-            mbarrier.wait(full.index(stage), phase)
+            mbarrier.wait(ready.index(stage), phase)
             if P.WIDE:
-                acc = multiply_wide(acc, buffers, stage, part_of, P)
+                acc = multiply_wide(acc, buffers, stage, part_of, P, x_sums)
             else:
-                acc = multiply_narrow(acc, buffers, stage, part_of, P)
+                acc = multiply_narrow(acc, buffers, stage, part_of, P, x_sums)
             fence_async_shared()  # a barrier alone does not wait for loads that other warps have issued: TMA would win
             mbarrier.arrive(empty.index(stage), count=1)
             phase = gl.where(stage + 1 == P.STAGES, phase ^ 1, phase)
@@ -191,6 +117,21 @@ def synchronized(P: gl.constexpr):
     mbarrier.init(ends.index(1), count=1)
     fence_async_shared()
     return meet, full, empty, ends
+
+
+@gluon.jit
+def _sums_of_x(sync, P: gl.constexpr):
+    """What consumers wait for at the start of a stage, and the sums of x that are there then (sum_tokens.py)."""
+    if P.SUMS > 0:
+        ready = gl.allocate_shared_memory(gl.int64, [P.STAGES, 1], mbarrier.MBarrierLayout())
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        x_sums = gl.allocate_shared_memory(gl.float32, [P.STAGES, P.SUMS, P.BM], plain)
+        for i in gl.static_range(P.STAGES):
+            mbarrier.init(ready.index(i), count=1)
+        fence_async_shared()
+        return ready, x_sums
+    else:
+        return sync[1], sync[0]  # the sums are not used
 
 
 @gluon.jit
@@ -245,38 +186,73 @@ def matmul(
         u_tiles = u_tiles + (tiles,)
     x_tiles = gl.allocate_shared_memory(x_type, [P.STAGES] + x_desc.block_shape, x_desc.layout)
     sync = synchronized(P)
+    of_x = _sums_of_x(sync, P)
     pointers = (y_ptr, bias_ptr, partial_ptr, super_ptr)
     buffers = (w_tiles, s_tiles, z_tiles, x_tiles) + u_tiles
     operands = (w_descs, s_desc, z_desc, u_descs, x_desc, m_tiles)
     work = (m, n, start, end, k_tiles, m_tiles, base * grain, more, grain, pid)
-    if P.SPLITS == 1:
+    if P.SPLITS == 1 and P.SUMS == 0:
         gl.warp_specialize(
             [
-                (_consume, (pointers, buffers, sync, work, 0, P)),
-                (_produce, (operands, buffers, sync, work, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (produce, (operands, buffers, sync, work, P)),
             ],
             [1],
-            [24],
+            [P.HELPER_REGS],
         )
-    elif P.SPLITS == 2:
+    elif P.SPLITS == 2 and P.SUMS == 0:
         gl.warp_specialize(
             [
-                (_consume, (pointers, buffers, sync, work, 0, P)),
-                (_consume, (pointers, buffers, sync, work, 1, P)),
-                (_produce, (operands, buffers, sync, work, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 1, P)),
+                (produce, (operands, buffers, sync, work, P)),
             ],
             [P.WARPS, 1],
-            [P.REGS, 24],
+            [P.REGS, P.HELPER_REGS],
         )
-    else:
+    elif P.SPLITS == 4 and P.SUMS == 0:
         gl.warp_specialize(
             [
-                (_consume, (pointers, buffers, sync, work, 0, P)),
-                (_consume, (pointers, buffers, sync, work, 1, P)),
-                (_consume, (pointers, buffers, sync, work, 2, P)),
-                (_consume, (pointers, buffers, sync, work, 3, P)),
-                (_produce, (operands, buffers, sync, work, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 1, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 2, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 3, P)),
+                (produce, (operands, buffers, sync, work, P)),
             ],
             [P.WARPS, P.WARPS, P.WARPS, 1],
-            [P.REGS, P.REGS, P.REGS, 24],
+            [P.REGS, P.REGS, P.REGS, P.HELPER_REGS],
+        )
+    elif P.SPLITS == 1 and P.SUMS > 0:
+        gl.warp_specialize(
+            [
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (produce, (operands, buffers, sync, work, P)),
+                (sum_tokens, (x_tiles, sync, of_x, work, P)),
+            ],
+            [1, 1],
+            [P.HELPER_REGS, P.HELPER_REGS],
+        )
+    elif P.SPLITS == 2 and P.SUMS > 0:
+        gl.warp_specialize(
+            [
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 1, P)),
+                (produce, (operands, buffers, sync, work, P)),
+                (sum_tokens, (x_tiles, sync, of_x, work, P)),
+            ],
+            [P.WARPS, 1, 1],
+            [P.REGS, P.HELPER_REGS, P.HELPER_REGS],
+        )
+    elif P.SPLITS == 4 and P.SUMS > 0:
+        gl.warp_specialize(
+            [
+                (_consume, (pointers, buffers, sync, of_x, work, 0, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 1, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 2, P)),
+                (_consume, (pointers, buffers, sync, of_x, work, 3, P)),
+                (produce, (operands, buffers, sync, work, P)),
+                (sum_tokens, (x_tiles, sync, of_x, work, P)),
+            ],
+            [P.WARPS, P.WARPS, P.WARPS, 1, 1],
+            [P.REGS, P.REGS, P.REGS, P.HELPER_REGS, P.HELPER_REGS],
         )

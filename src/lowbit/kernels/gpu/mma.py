@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lowbit.kernels.gpu.compat import gl, gluon, mma_v2
-from lowbit.kernels.gpu.groups import add_group, add_x, no_sums
+from lowbit.kernels.gpu.groups import add_group, add_x, no_sums, upper_levels
+from lowbit.kernels.gpu.minima import add_minima
 from lowbit.kernels.gpu.weights import acc_layout, weights
 
 
@@ -20,9 +21,9 @@ def group_at(column, P):
 
 
 @gluon.constexpr_function
-def on_sums(zero):
-    """Whether zeros are taken from the sums, so that x has to be summed too."""
-    return zero in ("float", "minimum")
+def adds_x(P):
+    """Whether zeros are taken from the sums and no other warp sums x."""
+    return P.ZERO in ("float", "minimum") and P.SUMS == 0
 
 
 @gluon.jit
@@ -40,8 +41,7 @@ def stage_tiles(buffers, stage):
 @gluon.jit
 def parts_of(tiles, chunk: gl.constexpr, x_type: gl.constexpr, a_layout: gl.constexpr, P: gl.constexpr):
     """The decoded weights of a chunk, one tensor for each of the parts that it is multiplied in."""
-    w_tiles, s_tile, z_tile, _, _ = tiles
-    found = weights(w_tiles, s_tile, z_tile, chunk, group_at(at(chunk, 0, 1, P), P), x_type, a_layout, P)
+    found = weights(tiles[0], tiles[1], tiles[2], chunk, group_at(at(chunk, 0, 1, P), P), x_type, a_layout, P)
     if P.GROUP == 16:
         return found
     else:
@@ -49,9 +49,12 @@ def parts_of(tiles, chunk: gl.constexpr, x_type: gl.constexpr, a_layout: gl.cons
 
 
 @gluon.jit
-def multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr):
-    """acc += this partition's columns of the unit in a stage: see narrow_unit."""
-    return narrow_unit(acc, stage_tiles(buffers, stage), part_of, P)
+def multiply_narrow(acc, buffers, stage, part_of: gl.constexpr, P: gl.constexpr, x_sums):
+    """acc += this partition's columns of the unit in a stage: see narrow_unit. x_sums: sum_tokens', for each stage."""
+    tiles = stage_tiles(buffers, stage)
+    if P.SUMS > 0:
+        tiles = tiles + (x_sums.index(stage),)
+    return narrow_unit(acc, tiles, part_of, P)
 
 
 @gluon.jit
@@ -68,6 +71,9 @@ def narrow_unit(acc, tiles, part_of: gl.constexpr, P: gl.constexpr):
     PER_GROUP: gl.constexpr = P.CHUNKS_PER_GROUP
     PARTS: gl.constexpr = 2 if P.GROUP == 16 else 1  # of a chunk, a product each
     x_tile = tiles[3]
+    levels = upper_levels(tiles, part_of, P)
+    if P.MINIMA:
+        acc = add_minima(acc, tiles, levels, part_of, P)
     part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
     x_sums = no_sums(P)
     for c in gl.static_range(CHUNKS):
@@ -75,10 +81,10 @@ def narrow_unit(acc, tiles, part_of: gl.constexpr, P: gl.constexpr):
         for i in gl.static_range(PARTS):
             x_t = x_tile.slice(at(FIRST + c, i, PARTS, P), P.CHUNK // PARTS, 1).permute((1, 0)).load(b_layout)
             part = mma_v2(a[i], x_t, part)
-            if on_sums(P.ZERO):
+            if adds_x(P):
                 x_sums = add_x(x_sums, x_tile, at(FIRST + c, i, PARTS, P), P.CHUNK // PARTS, P)
             if (c + 1) % PER_GROUP == 0:  # exact integers up to here: scaled in fp32
-                acc = add_group(acc, part, x_sums, tiles, group_at(at(FIRST + c, i, PARTS, P), P), P)
+                acc = add_group(acc, part, x_sums, tiles, levels, group_at(at(FIRST + c, i, PARTS, P), P), P)
                 part = gl.zeros([P.BLOCKS * 64, P.BM], gl.float32, sums)
                 x_sums = no_sums(P)
     return acc

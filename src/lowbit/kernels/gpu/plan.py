@@ -18,6 +18,10 @@ FRAGMENT_COLUMNS = 16  # of one product of the tensor cores: smaller than a chun
 SMEM_LIMIT = 232_448  # bytes a CTA can have on compute capability 9.0
 SMEM_SM = 233_472  # bytes of a multiprocessor, of which every CTA takes RESERVED_BYTES more than it asks for
 RESERVED_BYTES = 1024
+PRODUCER_REGISTERS = 24  # of a thread
+FEW_REGISTERS = 80  # of a thread at launch
+MINIMA_GROUPS = 8  # that one product of minima has
+SUM_ROWS = 16  # of sums of x that one product makes, one for each group of columns
 REGISTERS = 65_536  # of a multiprocessor, on every compute capability that is served
 
 
@@ -68,7 +72,11 @@ class HopperConfig(TileConfig):
     @property
     def consumer_registers(self) -> int:
         """Registers a thread of a consumer gets when the producer's warpgroup keeps 24: a multiple of 8."""
-        rest = self.maxnreg * self.threads - 24 * 128
+        return self.registers_beside(PRODUCER_REGISTERS)
+
+    def registers_beside(self, others: int) -> int:
+        """Registers a thread of a consumer gets when the other warps' warpgroup keeps so many a thread."""
+        rest = self.maxnreg * self.threads - others * 128
         return min(240, rest // (32 * self.warps * self.splits) // 8 * 8)
 
 
@@ -118,6 +126,9 @@ class Plan:
     AWAIT_ONE_CONSTRAINTS: str = ptx.AWAIT_ONE[1]
     EMPTY: int = ptx.EMPTY
     SCALED: bool = False  # the decode multiplies by the scales of groups of any size
+    MINIMA: bool = False  # are added by products of their own, not with their groups
+    HELPER_REGS: int = PRODUCER_REGISTERS  # of a thread of the warps that do not multiply
+    SUMS: int = 0  # rows of sums of x in a stage: one for each group of a unit, and more; 0 where consumers make them
 
 
 def plan_for(
@@ -139,6 +150,8 @@ def plan_for(
     zero = {Zero.NONE: "none", Zero.FLOAT: "float", Zero.MIN: "minimum"}.get(form.zero)
     super_scale, columns = form.scale.super, super_columns(form)
     of_tensor = super_scale is not None and columns is None
+    sums = sums_of_x(config, form)
+    helpers = PRODUCER_REGISTERS if not sums else _summer_registers(config)
     return Plan(
         PLANES=PLANES[form.bits],
         RAISED=decode.raised,
@@ -170,12 +183,39 @@ def plan_for(
         WARPS=config.warps,
         BLOCKS=config.row_blocks,
         SPLITS=config.splits,
-        REGS=config.consumer_registers,
+        REGS=config.registers_beside(helpers) if isinstance(config, HopperConfig) else config.consumer_registers,
         AHEAD=max(1, min(4, 16 * 32 * config.warps // (64 * config.row_blocks * config.block_m))),
         STAGE_BYTES=stage_bytes(config, form),
         DECODE=decode.text,
         CONSTRAINTS=decode.constraints,
+        HELPER_REGS=helpers,
+        SUMS=sums,
+        MINIMA=_multiplies_minima(config, form),
     )
+
+
+def sums_of_x(config: TileConfig, form: WeightFormat) -> int:
+    """Rows of sums of x that a warp of its own keeps beside each stage; none where nothing is taken from sums."""
+    if form.zero not in (Zero.FLOAT, Zero.MIN) or not isinstance(config, HopperConfig):
+        return 0
+    groups = config.block_k // form.grouping.size if isinstance(form.grouping, Along) else config.splits
+    return -(-groups // SUM_ROWS) * SUM_ROWS
+
+
+def _summer_registers(config: TileConfig) -> int:
+    """Registers of a thread of the warp that sums x: more for more tokens, few where consumers have few."""
+    if config.maxnreg <= FEW_REGISTERS:
+        return 48
+    return {8: 64, 16: 64, 32: 64}.get(config.block_m, 104)
+
+
+def _multiplies_minima(config: TileConfig, form: WeightFormat) -> bool:
+    """Whether minima are integers and enough groups have one super-scale to fill products (minima.py)."""
+    columns = super_columns(form)
+    if form.zero is not Zero.MIN or not sums_of_x(config, form) or not columns or not isinstance(form.grouping, Along):
+        return False
+    groups = min(config.block_k // config.splits, columns) // form.grouping.size
+    return form.scale.dtype in ("u4", "u6", "u8", "i6", "i8") and groups % MINIMA_GROUPS == 0
 
 
 def _signed(word: int) -> int:
@@ -219,6 +259,6 @@ def stage_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002
 def smem_bytes(config: TileConfig, format: WeightFormat) -> int:  # noqa: A002
     """Bytes of shared memory a CTA takes, at most: buffers start at multiples of 1024."""
     meet = (config.splits - 1) * 64 * config.row_blocks * config.block_m * 4
-    return (
-        config.stages * stage_bytes(config, format) + meet + 16 * config.stages + (2 + len(PLANES[format.bits])) * 1024
-    )
+    sums = sums_of_x(config, kernel_form(format)) * config.block_m * 4
+    stages = config.stages * (stage_bytes(config, format) + sums + (24 if sums else 16))
+    return stages + meet + (2 + len(PLANES[format.bits]) - (sums > 0)) * 1024

@@ -28,7 +28,7 @@ from lowbit.kernels.gpu.compat import (
     gl,
     gluon,
 )
-from lowbit.kernels.gpu.mma import multiply_narrow
+from lowbit.kernels.gpu.mma import narrow_unit, stage_tiles
 from lowbit.kernels.gpu.sums import finish
 from lowbit.kernels.gpu.weights import acc_layout
 
@@ -241,7 +241,7 @@ def matmul(
             cp_async_commit()
             at = _next(at, start, end, k_tiles, m_tiles)
             left -= 1
-            acc = multiply_narrow(acc, buffers, stage, 0, P)
+            acc = narrow_unit(acc, stage_tiles(buffers, stage), 0, P)
             free = stage
             stage = gl.where(stage + 1 == P.STAGES, 0, stage + 1)
         owned = stop == (tile + 1) * k_tiles

@@ -20,8 +20,9 @@ from lowbit.kernels.gpu.compat import (
     gluon,
     mbarrier,
 )
-from lowbit.kernels.gpu.hopper_body import end_tile, next_unit, synchronized
+from lowbit.kernels.gpu.hopper_body import end_tile, synchronized
 from lowbit.kernels.gpu.hopper_multiply import wide_unit
+from lowbit.kernels.gpu.hopper_produce import next_unit
 from lowbit.kernels.gpu.mma import narrow_unit
 from lowbit.kernels.gpu.weights import acc_layout
 

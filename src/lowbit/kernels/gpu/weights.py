@@ -11,7 +11,7 @@ from lowbit.kernels.gpu.compat import gl, gluon
 
 
 @gluon.constexpr_function
-def _over_blocks(regs, warp, warps, blocks):
+def over_blocks(regs, warp, warps, blocks):
     """Appends the bases of the row blocks: warpgroups first, then registers. Each basis starts with the block."""
     rank = len(warp[0])
     block = 1
@@ -28,7 +28,7 @@ def _words_layout(bits, warps, blocks, halves):
     places = [[0, 0, 1 << i] if i < 5 else [0, 1 << (i - 5), 0] for i in range(10)]
     word = {1: 0, 2: 1, 4: 2, 8: 3}[bits]  # bits of the number of a lane's word
     regs = places[:word] + ([[0, rows, 0]] if halves == 2 else [])
-    regs, warp = _over_blocks(regs, [[0, rows // 4, 0], [0, rows // 2, 0]], warps, blocks)
+    regs, warp = over_blocks(regs, [[0, rows // 4, 0], [0, rows // 2, 0]], warps, blocks)
     return gl.DistributedLinearLayout(regs, places[word : word + 5], warp, [], [blocks, halves * rows, 32])
 
 
@@ -42,7 +42,7 @@ def _pieces_layout(warps, blocks, halves, j1s):
 
     regs = [at(6, 1)] + [at(5, 1)] * (j1s == 2) + [at(1, 1)] * (halves == 2)
     lane = [at(4, 1), at(4, 2), at(3, 1), at(3, 2), at(3, 4)]
-    regs, warp = _over_blocks(regs, [at(2, 1), at(2, 2)], warps, blocks)
+    regs, warp = over_blocks(regs, [at(2, 1), at(2, 2)], warps, blocks)
     return gl.DistributedLinearLayout(regs, lane, warp, [], shape)
 
 
@@ -62,7 +62,7 @@ def _rows_layout(warps, blocks, lines, groups=1):
         return [0, 0, row * lines // 64, 0 if row * lines >= 64 else row]
 
     of_groups = [[0, 1 << i, 0, 0] for i in range(groups.bit_length() - 1)]
-    regs, warp = _over_blocks(of_groups + [at(8)], [at(16), at(32)], warps, blocks)
+    regs, warp = over_blocks(of_groups + [at(8)], [at(16), at(32)], warps, blocks)
     lane = [at(0), at(0), at(1), at(2), at(4)]
     return gl.DistributedLinearLayout(regs, lane, warp, [], [blocks, groups, lines, 64 // lines])
 
@@ -149,7 +149,7 @@ def _group_scales(
 
 @gluon.jit
 def _inner_scales(tile, chunk: gl.constexpr, pieces: gl.constexpr, P: gl.constexpr):
-    """The two operands of a decode that hold the scales of rows b3 = 0 and 1: a byte for each 16 columns, twice."""
+    """The operand of a decode that holds the scales of rows b3 = 0 and 1: a byte of each for 16 columns."""
     HALVES: gl.constexpr = max(P.CHUNK // 64, 1)
     J1S: gl.constexpr = 1 if P.CHUNK == 32 else 2
     COUNT: gl.constexpr = P.CHUNK // 16
@@ -158,12 +158,10 @@ def _inner_scales(tile, chunk: gl.constexpr, pieces: gl.constexpr, P: gl.constex
     values = gl.reshape(values, [P.BLOCKS, HALVES, J1S, 2, 4, 2, 8])  # halves j1 i2, row tile b3 lane row
     rows = gl.split(gl.permute(values, (0, 1, 4, 6, 2, 3, 5)))
     of_lanes: gl.constexpr = gl.SliceLayout(4, pieces)
-    operands = ()
-    for b3 in gl.static_range(2):
-        spread = gl.convert_layout(rows[b3].to(gl.int32) * 0x101, of_lanes, assert_trivial=True)
-        nothing = gl.full([P.BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
-        operands = operands + (gl.expand_dims(spread, 4) + nothing,)
-    return operands
+    pair = rows[0].to(gl.int32) + rows[1].to(gl.int32) * 256
+    spread = gl.convert_layout(pair, of_lanes, assert_trivial=True)
+    nothing = gl.full([P.BLOCKS, HALVES, 4, 8, 4, J1S, 2], 0, gl.int32, pieces)
+    return (gl.expand_dims(spread, 4) + nothing,)
 
 
 @gluon.jit

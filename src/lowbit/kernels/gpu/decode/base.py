@@ -32,8 +32,8 @@ class Decode:
     (0, 1), (1, 0), (1, 1): z * multiplier + offset as integers. zero_numbers: they are instead the number z - 128 in
     bf16, twice. factor: what the decoded numbers have to be multiplied by, a power of two. raised: the bit of a 1-bit
     plane for j1 = 0 is moved up to where that for j1 = 1 is, instead of the other way round. lacking: what has to be
-    added to every number. scaled: two operands more hold an e4m3 byte twice, the scales of rows b3 = 0 and 1 for
-    i2 = 0 and 1. multiplied: the last two operands hold a number of x's type twice, the scale of a whole group
+    added to every number. scaled: one operand more holds two e4m3 bytes, the scales of rows b3 = 0 and 1, for i2 = 0
+    and 1. multiplied: the last two operands hold a number of x's type twice, the scale of a whole group
     (times_scales).
     """
 
@@ -55,7 +55,7 @@ class Decode:
     @property
     def inputs(self) -> int:
         """Registers read: two for each operand."""
-        operands = self.words + (2 if self.zeros or self.zero_numbers or self.scaled else 0)
+        operands = self.words + (2 if self.zeros or self.zero_numbers else 1 if self.scaled else 0)
         return 2 * (operands + (2 if self.multiplied else 0))
 
     @property

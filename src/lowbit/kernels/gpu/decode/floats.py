@@ -76,11 +76,11 @@ def decode_e2m1(x_type: str, scaled: bool = False, converts: bool = True) -> Dec
     given = 0 if x_type == "fp16" else _WITH_SCALE if scaled else lacking
     code = Lines()
     times = {(b3, i2): "" for b3 in range(2) for i2 in range(2)}
-    for b3, i2 in times:
+    for i2 in range(2):
         if scaled:
-            times[b3, i2] = _scale(code, x_type, word(1 + b3, i2), converts)
+            times[0, i2], times[1, i2] = _scales(code, x_type, word(1, i2), converts)
         elif given:
-            times[b3, i2] = code.constant((127 + given << 7) * TWICE)
+            times[0, i2] = times[1, i2] = code.constant((127 + given << 7) * TWICE)
     for i2 in range(2):
         upper = _upper_bytes(code, word(0, i2)) if x_type == "fp16" else []
         for i1 in range(2):
@@ -136,18 +136,17 @@ def decode_fp6(mantissa: int, x_type: str) -> Decode:
     return Decode(tuple(code.lines), 6, factor=2.0**lacking if x_type == "fp16" else 1.0)
 
 
-def _scale(code: Lines, x_type: str, pair: str, converts: bool) -> str:
-    """Twice the number of an e4m3 byte that stands twice in the lower half of a register; in bf16 times 2^110."""
+def _scales(code: Lines, x_type: str, pair: str, converts: bool) -> tuple[str, str]:
+    """Two e4m3 bytes in the lower half of a register: the number of each twice in a register; in bf16 times 2^110."""
     if converts:
         code.lines.append(f"mov.b32 {{h0, h1}}, {pair}")
-        half = code.add("cvt.rn.f16x2.e4m3x2", "h0")
+        both = code.add("cvt.rn.f16x2.e4m3x2", "h0")
     else:
-        half = _e4m3_by_hand(code, code.bytes_of(pair, code.constant(0), 0x1404))
-    if x_type == "fp16":
-        return half
-    code.lines += [
-        f"mov.b32 {{h0, h1}}, {half}",
-        "cvt.f32.f16 f0, h0",
-        f"mul.f32 f0, f0, 0f{127 + _WITH_SCALE << 23:08x}",
-    ]
-    return code.add("cvt.rn.bf16x2.f32", "f0", "f0")
+        both = _e4m3_by_hand(code, code.bytes_of(pair, code.constant(0), 0x1404))
+    if x_type == "bf16":
+        code.lines.append(f"mov.b32 {{h0, h1}}, {both}")
+        for i in range(2):
+            code.lines += [f"cvt.f32.f16 f{i}, h{i}", f"mul.f32 f{i}, f{i}, 0f{127 + _WITH_SCALE << 23:08x}"]
+        both = code.add("cvt.rn.bf16x2.f32", "f1", "f0")
+    code.lines.append(f"mov.b32 {{h0, h1}}, {both}")
+    return code.add("mov.b32", "{h0", "h0}"), code.add("mov.b32", "{h1", "h1}")  # no instructions: operands name a half
