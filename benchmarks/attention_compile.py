@@ -11,6 +11,7 @@ import torch
 from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import AttentionProblem
 from lowbit.kernels.gpu import attention as gpu
+from lowbit.kernels.gpu import attention_tiles
 from lowbit.kernels.gpu.attention_contiguous import gather_kernel
 from lowbit.kernels.gpu.attention_launch import Kernel, compiled
 from lowbit.tuner.spaces.attention import gpu_configs
@@ -31,13 +32,13 @@ def kernels_of(name: str, sweep: bool, prefill: bool, target: int) -> set[Kernel
     problem = problem_of(name)
     if sweep:
         return {kernel for c in gpu_configs(problem, target) for kernel in gpu.decode_kernels(c, problem, target)}
-    plain = gpu.decode_tile(problem)
+    plain = attention_tiles.decode_tile(problem)
     kernels = {gpu.attend_kernel(problem, plain, "all", target), gpu.merge_kernel(problem, plain, target)}
-    streamed = [tile for few in (False, True) if (tile := gpu.stream_tile(problem, target, few))]
+    streamed = [tile for few in (False, True) if (tile := attention_tiles.stream_tile(problem, target, few))]
     if streamed:
         kernels = {gpu.stream_kernel(problem, tile, target) for tile in streamed}
     if prefill:
-        kernels.add(gpu.attend_kernel(problem, gpu.prefill_tile(problem, target), "wide", target))
+        kernels.add(gpu.attend_kernel(problem, attention_tiles.prefill_tile(problem, target), "wide", target))
         kernels.add(gpu.attend_kernel(problem, plain, "narrow", target))
         kernels.add(gpu.merge_kernel(problem, plain, target))
         kernels.add(gather_kernel(problem, target))

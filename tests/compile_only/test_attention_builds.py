@@ -27,16 +27,17 @@ def _problem(key: str, value: str, **changes: object) -> AttentionProblem:
 def _check(problem: AttentionProblem, target: int, tmp_path: Path, kind: str) -> str:
     """Compile the kernel of a kind; -> its SASS where it is for 9.0."""
     from lowbit.kernels.gpu import attention as gpu
+    from lowbit.kernels.gpu import attention_tiles
     from lowbit.kernels.gpu.attention_launch import compiled
 
     if kind == "streamed":
-        tile = gpu.stream_tile(problem, target)
+        tile = attention_tiles.stream_tile(problem, target)
         assert tile is not None
         kernel = compiled(gpu.stream_kernel(problem, tile, target))
     elif kind == "prefill":
-        kernel = compiled(gpu.attend_kernel(problem, gpu.prefill_tile(problem, target), "wide", target))
+        kernel = compiled(gpu.attend_kernel(problem, attention_tiles.prefill_tile(problem, target), "wide", target))
     else:
-        kernel = compiled(gpu.attend_kernel(problem, gpu.decode_tile(problem), "all", target))
+        kernel = compiled(gpu.attend_kernel(problem, attention_tiles.decode_tile(problem), "all", target))
     # Tiles of prompts in 8 and 4 bits keep a few registers on the stack, in the blocks on the diagonal.
     most = 256 if kind == "prefill" and problem.key.bits < 16 else 0
     stack, local = spilled(kernel.asm["cubin"], tmp_path)
@@ -80,10 +81,10 @@ def _head(name: str, head_dim: int) -> object:
     [_head(name, size) for name in ("fp16", "fp8", "int4") for size in (32, 64, 80, 96, 112, 192, 256)],
 )
 def test_every_head_decodes(name: str, head_dim: int, tmp_path: Path) -> None:
-    from lowbit.kernels.gpu import attention as gpu
+    from lowbit.kernels.gpu import attention_tiles
 
     problem = _problem(name, name, head_dim=head_dim, window=100, soft_cap=5.0, sinks=True, alibi=True)
-    _check(problem, 90, tmp_path, "streamed" if gpu.stream_tile(problem, 90) else "plain")
+    _check(problem, 90, tmp_path, "streamed" if attention_tiles.stream_tile(problem, 90) else "plain")
 
 
 @pytest.mark.grid

@@ -19,8 +19,7 @@ from lowbit.attention import AttentionProblem, Batch, DecodePlan, PagedCache, Pr
 from lowbit.formats.kv import KV_FORMATS
 from lowbit.kernels.attention import NewTokens
 from lowbit.kernels.attention.work import EMPTY
-from lowbit.kernels.gpu import attention as gpu
-from lowbit.kernels.gpu import attention_contiguous
+from lowbit.kernels.gpu import attention_contiguous, attention_tiles
 
 LENGTHS = [0, 1, 15, 16, 17, 700, 4095]
 FORMATS = [name for name in KV_FORMATS if name not in ("fp32", "bf16")]
@@ -57,7 +56,7 @@ def decoded(
     extra["slopes"] = None if slopes is None else slopes.cuda()
     outs = [plan.run(0, cache, query.cuda(), **extra) for _ in range(3)]
     assert all(torch.equal(out, outs[0]) for out in outs), "three runs differ"
-    if plan.work.tile_rows == 1 and gpu.stream_tile(problem, 90):
+    if plan.work.tile_rows == 1 and attention_tiles.stream_tile(problem, 90):
         left = torch.cat([part.view(torch.int32).flatten() for part in (plan.workspace.out, plan.workspace.lse)])
         assert (left == EMPTY).all(), "parts of a merge are left"
     return outs[0].double().cpu(), expected
@@ -71,7 +70,7 @@ def error(out: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("name", FORMATS)
 def test_ragged_decoding(name: str, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not streamed:
-        monkeypatch.setattr(gpu, "stream_tile", lambda *arguments, **named: None)
+        monkeypatch.setattr(attention_tiles, "stream_tile", lambda *arguments, **named: None)
     problem = make_problem(key=name, value=name, heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
     assert error(*decoded(problem, LENGTHS)) < 1e-3
 
@@ -229,7 +228,7 @@ def test_what_a_freed_sequence_left_is_of_no_consequence(
 ) -> None:
     """Slots of a page behind a sequence's end hold NaN; its result is as if they held nothing."""
     if not streamed:
-        monkeypatch.setattr(gpu, "stream_tile", lambda *arguments, **named: None)
+        monkeypatch.setattr(attention_tiles, "stream_tile", lambda *arguments, **named: None)
     problem = make_problem(key=name, value=name, heads=8, kv_heads=2, head_dim=128, dtype=torch.float16)
     cache, sequences = filled(problem, [128, 77])
     cache = on_card(cache)

@@ -21,7 +21,7 @@ from attention_truth import filled, make_problem, truth
 from lowbit.attention import AttentionProblem, Batch, DecodePlan, PagedCache, plan
 from lowbit.kernels.attention import DecodeConfig, Operands, Shape
 from lowbit.kernels.gpu import attention as gpu
-from lowbit.kernels.gpu import attention_stream, attention_sums
+from lowbit.kernels.gpu import attention_stream, attention_sums, attention_tiles
 
 attention_sums.awaited = gluon_numpy.awaited  # type: ignore[assignment]
 
@@ -95,7 +95,7 @@ def measured(
     query = torch.randn(len(batch.lengths), problem.heads, problem.head_dim, generator=generator).half()
     sinks = torch.randn(problem.heads, generator=generator) if problem.sinks else None
     slopes = torch.rand(problem.heads, generator=generator) / 10 if problem.alibi else None
-    tile = gpu.stream_tile(problem, 90)
+    tile = attention_tiles.stream_tile(problem, 90)
     assert tile is not None
     constants = dict(gpu.stream_kernel(problem, tile, 0).constants)
     outs = []

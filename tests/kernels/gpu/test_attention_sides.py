@@ -7,7 +7,7 @@ import torch
 
 from lowbit.formats.kv import KV_FORMATS
 from lowbit.kernels.attention import AttentionProblem
-from lowbit.kernels.gpu import attention as gpu
+from lowbit.kernels.gpu import attention_tiles
 from lowbit.kernels.gpu.attention_plan import side_of
 
 HEAD_DIMS = range(32, 257, 16)
@@ -22,7 +22,7 @@ def test_streamed_scales_are_read_as_they_were_copied(name: str, head_dim: int) 
     dtype = torch.bfloat16 if name == "bf16" else torch.float16
     problem = AttentionProblem(4, 2, head_dim, 16, kept, kept, dtype, "cuda")
     side = side_of(kept, head_dim, 90, streamed=True)
-    if gpu.stream_tile(problem, 90) is None:
+    if attention_tiles.stream_tile(problem, 90) is None:
         assert side.WORDS < side.WORDS_PADDED and kept.scale == "group"
         return
     if side.SCALED:

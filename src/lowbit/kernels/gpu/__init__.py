@@ -25,5 +25,5 @@ driver.py          libcuda through ctypes: modules, tensor maps, launches; launc
 workspace.py       memory for partial sums, one for each stream and each captured graph
 gather.py          act-order: x in the order of the stored columns
 small.py           norm, rotation and gate of a decoder's step; small_body.py has their kernels
-attention.py       attention on a paged cache: which kernel and tile; attention_*.py are its kernels (docs/attention.md)
+attention.py       attention on a paged cache: which kernel; attention_*.py: tiles, kernels, launches
 """

@@ -16,8 +16,8 @@ import numpy as np
 from lowbit.attention.schedule import even_sizes
 from lowbit.hardware import multiprocessors_and_rates
 from lowbit.kernels.attention import AttentionProblem, DecodeConfig, Shape
-from lowbit.kernels.gpu import attention as kernels
 from lowbit.kernels.gpu.attention_plan import GpuDecode, width_of
+from lowbit.kernels.gpu.attention_tiles import SMEM_BYTES, decode_smem, illegal_decode, row_bytes, stream_tile
 from lowbit.kernels.gpu.plan import REGISTERS
 
 # keys of a warp, warps, stages
@@ -39,12 +39,12 @@ UNITS, LEAST_KEYS = (1, 2, 4, 8, 16, 32), (64, 128, 256, 512, 1024, 4096)  # of 
 
 def gpu_configs(problem: AttentionProblem, target: int) -> list[GpuDecode]:
     """Every tile that fits, with as many programs of a multiprocessor as fit, half of them, and one."""
-    streamed = kernels.stream_tile(problem, target) is not None
+    streamed = stream_tile(problem, target) is not None
     found: list[GpuDecode] = []
     for keys, warps, stages in STREAMED if streamed else PLAIN:
         for maxnreg in (0, FEWER_REGISTERS) if (keys, warps) == (16, 4) else (0,):  # others spill, or gain no program
             config = GpuDecode(1, 64, streamed, keys, warps, stages, maxnreg)
-            if kernels.illegal_decode(config, problem, target):
+            if illegal_decode(config, problem, target):
                 continue
             most = residents(config, problem, target)
             found += [GpuDecode(units, 64, streamed, keys, warps, stages, maxnreg)
@@ -54,7 +54,7 @@ def gpu_configs(problem: AttentionProblem, target: int) -> list[GpuDecode]:
 
 def residents(config: GpuDecode, problem: AttentionProblem, target: int) -> int:
     """How many programs a multiprocessor holds at once."""
-    by_smem = (kernels.SMEM_BYTES[target] + 1024) // (kernels.decode_smem(config, problem) + 2048)
+    by_smem = (SMEM_BYTES[target] + 1024) // (decode_smem(config, problem) + 2048)
     by_registers = REGISTERS // (32 * config.warps * (config.maxnreg or COMPILERS_REGISTERS))
     return max(1, min(by_smem, by_registers))
 
@@ -84,7 +84,7 @@ def estimate_us(
     together = min(residents(config, problem, target), busiest)
     step = config.keys * (config.warps if config.streamed else 1)
     blocks = -(-size // step)
-    block_bytes = step * kernels.row_bytes(problem)
+    block_bytes = step * row_bytes(problem)
     on_the_way = together * min(config.stages - 1, blocks) * block_bytes
     rate = min(rates.read_tb_s * 1e6 / min(count, programs), MOST_BYTES_US, on_the_way / LATENCY_US)
     each = KEY_INSTRUCTIONS.get(max(problem.key.bits, problem.value.bits), KEY_INSTRUCTIONS[16])
