@@ -12,7 +12,7 @@ from functools import cache
 
 from lowbit.formats.kv import FP8_MAX, KVFormat
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
-from lowbit.kernels.cpu.heads import load_head
+from lowbit.kernels.cpu.head_vectors import load_head
 from lowbit.kernels.cpu.ir import FLOAT, I16, I32, I64, PTR, Value, vector
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.page_decoding import NIBBLE_SHIFTS, row_bytes

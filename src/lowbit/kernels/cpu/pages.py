@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
-from lowbit.kernels.cpu.heads import Turn, load_head, scratch_of
+from lowbit.kernels.cpu.head_vectors import Turn, load_head, scratch_of
 from lowbit.kernels.cpu.ir import I64, PTR, Value
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.page_decoding import Rows

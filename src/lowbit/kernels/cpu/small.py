@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lowbit.kernels.cpu.emitter import SIZE_BYTES, Emitter
-from lowbit.kernels.cpu.heads import Turn, load_head, root_mean_square, scratch_of
+from lowbit.kernels.cpu.head_vectors import Turn, load_head, root_mean_square, scratch_of
 from lowbit.kernels.cpu.ir import FLOAT, I64, PTR, Function, Value, module
 from lowbit.kernels.cpu.isa import InstructionSet
 from lowbit.kernels.cpu.vector_math import exponential, largest, total, totals
