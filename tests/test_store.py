@@ -98,6 +98,35 @@ def test_a_process_that_keeps_the_lock_is_not_waited_for(tmp_path: Path, monkeyp
     assert sorted(Store(path, "X").rows(), key=lambda r: r["problem"]["m"]) == [*expected, row(5)]
 
 
+def test_waiting_files_that_cannot_be_read_cost_nobody_else(tmp_path: Path) -> None:
+    path, names = tmp_path / "x.json", ("x.waiting-damaged.json", "x.waiting-loop.json", "x.waiting-folder.json")
+    damaged, loop, folder = (tmp_path / name for name in names)
+    Store(tmp_path / "x.waiting-good.json", "X").add([row(1)])
+    damaged.write_text("{")
+    loop.symlink_to(loop)  # reading it fails, as it does without permission
+    folder.mkdir()
+    with pytest.warns(StoreWarning) as said:
+        assert Store(path, "X").add([row(2)])
+    assert {str(each.message).split(": it is ignored")[0] for each in said} == {str(damaged), str(loop), str(folder)}
+    assert json.loads(path.read_text())["rows"] == [row(1), row(2)]
+    assert sorted(tmp_path.glob("x.waiting-*.json")) == [folder, loop]
+
+
+def test_a_waiting_file_is_whole_when_others_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was read empty and removed after it was filled would lose its rows."""
+    monkeypatch.setattr(store, "LOCK_SECONDS", 0.0)
+    found, write, seen = Store(tmp_path / "x.json", "X"), Store._write, []
+
+    def watched(self: Store, path: Path, rows: list[Any]) -> None:
+        seen.append(list(tmp_path.glob("x.waiting-*.json")))
+        write(self, path, rows)
+
+    monkeypatch.setattr(Store, "_write", watched)
+    with store.locked(tmp_path / "x.lock", 1.0), pytest.warns(StoreWarning, match="measurements wait"):
+        assert found.add([row(1)])
+    assert seen == [[]] and found.rows() == [row(1)]
+
+
 @pytest.mark.parametrize(
     "content",
     [

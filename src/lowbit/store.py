@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 Row = dict[str, Any]
 VERSION = 1
@@ -69,7 +70,7 @@ class Store:
             try:
                 found |= {identity(row): row for row in self._rows_or_none_yet(path)}
             except OSError as error:
-                self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
+                self._ignored(path, error)
         return list(found.values())
 
     def _waiting(self) -> list[Path]:
@@ -84,8 +85,23 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except (ValueError, RecursionError) as error:
-            self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it")
+            self._ignored(path, error)
             return []
+
+    def _merged(self) -> tuple[dict[str, Row], list[Path]]:
+        """All rows, and the waiting files they are from; raises OSError where the system does not give the file."""
+        assert self.path is not None
+        waiting, merged = self._waiting(), []
+        rows = {identity(row): row for row in self._rows_or_none_yet(self.path)}
+        for path in waiting:
+            try:
+                rows |= {identity(row): row for row in self._rows_or_none_yet(path)}
+            except OSError as error:  # it keeps its rows, and costs the others nothing
+                self._ignored(path, error)
+                continue
+            if path.is_file():
+                merged.append(path)
+        return rows, merged
 
     def add(self, rows: Iterable[Row]) -> bool:
         """Merge rows into the file. False, and a warning once, where it cannot be written."""
@@ -102,18 +118,14 @@ class Store:
             lock = self.path.with_suffix(".lock")
             try:
                 with locked(lock, self._patience_s):
-                    waiting = self._waiting()
-                    kept: dict[str, Row] = {}
-                    for path in (self.path, *waiting):
-                        kept |= {identity(row): row for row in self._rows_or_none_yet(path)}
+                    kept, merged = self._merged()
                     self._write(self.path, list((kept | new).values()))
-                    for path in waiting:
+                    for path in merged:
                         path.unlink(missing_ok=True)
             except LockHeld as error:
                 self._patience_s = 0.0
-                handle, name = tempfile.mkstemp(dir=lock.parent, prefix=f"{self.path.stem}.waiting-", suffix=".json")
-                os.close(handle)
-                self._write(Path(name), list(new.values()))
+                name = f"{self.path.stem}.waiting-{uuid4().hex}.json"  # not there before it is whole: others may merge
+                self._write(self.path.with_name(name), list(new.values()))
                 self._warn("lock", f"{error}; measurements wait beside it and are merged when it is free")
         except OSError as error:
             self._warn("write", f"measurements cannot be kept ({_reason(error)}); LOWBIT_CACHE_DIR names another place")
@@ -132,11 +144,15 @@ class Store:
             Path(name).unlink(missing_ok=True)
             raise
 
-    def _warn(self, kind: str, text: str) -> None:
-        assert self.path is not None
-        if (self.path, kind) not in _warned:
-            _warned.add((self.path, kind))
-            warnings.warn(f"{self.path}: {text}", StoreWarning, stacklevel=3)
+    def _ignored(self, path: Path, error: Exception) -> None:
+        self._warn("read", f"it is ignored ({_reason(error)}); `lowbit cache clear` removes it", path)
+
+    def _warn(self, kind: str, text: str, path: Path | None = None) -> None:
+        path = path or self.path
+        assert path is not None
+        if (path, kind) not in _warned:
+            _warned.add((path, kind))
+            warnings.warn(f"{path}: {text}", StoreWarning, stacklevel=3)
 
 
 def list_files(directory: Path) -> list[dict[str, Any]]:
