@@ -238,3 +238,13 @@ def test_a_plan_that_grows_is_a_plan_made_anew(lengths: list[int], window: int |
             assert torch.equal(getattr(grown.work, name)[:count], getattr(anew.work, name)[:count]), (name, now)
         for row, table in enumerate(batch.tables):
             assert grown.work.page_table[row, : len(table)].tolist() == list(table)
+
+
+def test_a_batch_keeps_its_lengths_when_the_callers_change() -> None:
+    """A plan grows from what it was made for."""
+    problem, lengths = make_problem(), np.array([10])
+    plan = DecodePlan(problem, max_requests=1, max_length=64, backend="reference")
+    plan.plan(Batch.of(lengths, [[0]], pages=1, page_size=16))  # type: ignore[arg-type]
+    lengths += 1
+    plan.plan(Batch.of((lengths + 1).tolist(), [[0]], pages=1, page_size=16))
+    assert (int(plan.work.end[0]), int(plan.work.position[0])) == (12, 11)

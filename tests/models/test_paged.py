@@ -107,5 +107,8 @@ def test_memory() -> None:
 def test_errors() -> None:
     with pytest.raises(FormatError, match="cache format 'int3': keys and values are stored as one of"):
         cache_formats("int8/int3")
+    for half in ("int8/", "/int8"):
+        with pytest.raises(FormatError, match="cache format '': keys and values are stored as one of"):
+            cache_formats(half)
     with pytest.raises(LayoutError, match="head_dim=8: paged caches hold heads of 32 to 256"):
         decoder(config_of(head_dim=8), "int8").new_cache(1, 10)

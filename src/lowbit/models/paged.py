@@ -24,8 +24,8 @@ AUTO, CONTIGUOUS = "auto", "contiguous"  # the fastest that rounds nothing; with
 
 def cache_formats(name: str) -> tuple[KVFormat, KVFormat]:
     """The formats of keys and of values: "int8" for both, or "int8/int4". Raises FormatError listing the names."""
-    key, _, value = name.partition("/")
-    return kv_format(key), kv_format(value or key)
+    key, both, value = name.partition("/")
+    return kv_format(key), kv_format(value if both else key)
 
 
 def check_cache(name: str) -> None:
