@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from lowbit.cli.bench import stream
+from lowbit.cli.bench.attention import require_possible
+from lowbit.kernels.attention import AttentionProblem
+from lowbit.models import cache_formats
+from lowbit.tuner.pages import cache_bytes
 
 Run = Callable[..., Any]  # the fixture lowbit: .code .out .err .json
 SMALL = ("--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--page-size", "16", "--threads", "1")
@@ -85,6 +89,9 @@ def test_a_wrong_result_is_no_figure(lowbit: Run, monkeypatch: pytest.MonkeyPatc
         (["--plot", "speed.gif"], "--plot speed.gif: it is written as .png or .svg"),
         (["--dtype", "int8"], "--dtype int8: it is one of bfloat16"),
         (["--length", "0"], "Invalid value for '--length'"),
+        (["--backend", "gpu"], "no attention backend serves"),
+        (["--backend", "fast"], "attention backend 'fast': there are gpu, cpu, reference, or 'auto'"),
+        (["--plot", "nowhere/speed.svg"], "--plot nowhere/speed.svg: there is no directory nowhere; make it first"),
     ],
 )
 def test_bad_options(options: list[str], says: str, lowbit: Run) -> None:
@@ -93,8 +100,29 @@ def test_bad_options(options: list[str], says: str, lowbit: Run) -> None:
     assert done.err.startswith("lowbit: error: ") and says in done.err
 
 
-def test_caches_too_small_to_time(lowbit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("length", "says"),
+    [
+        ("1", "at most 10 are timed: take a larger --length or --requests"),
+        ("1000000000000", "1 x 1000000000000 tokens of int4: what is measured takes"),
+    ],
+)
+def test_sizes_that_cannot_be_timed_are_refused_at_once(
+    length: str, says: str, lowbit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before those that can, and before anything is made: torch's copies of a small one are many tensors."""
     monkeypatch.setattr("lowbit.cli.bench.attention.MOST_LAYERS", 10)
-    done = lowbit("bench", "attention", "int4", *SMALL, "--length", "1", "--runs", "1")
+    monkeypatch.setattr("lowbit.cli.bench.attention.measure", lambda *arguments: 1 / 0)
+    done = lowbit("bench", "attention", "int4", *SMALL, "--length", "1000", "--length", length, "--runs", "1")
     assert (done.code, done.out) == (2, "")
-    assert "at most 10 are timed: take a larger --length or --requests" in done.err
+    assert says in done.err
+
+
+def test_what_torch_reads_must_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = AttentionProblem(4, 2, 32, 16, *cache_formats("int4"), torch.bfloat16, "cpu")
+    tokens = 1 << 20
+    cache, own = 2 * cache_bytes(problem, tokens), 2 * tokens * 2 * 32  # values of keys and values
+    asked: list[float] = []
+    monkeypatch.setattr("lowbit.tuner.operands.require_room", lambda what, nbytes, *place: asked.append(nbytes))
+    require_possible({"int4": problem}, 1, tokens, 1, torch.device("cpu"))
+    assert asked == [cache + 2 * own * (4 + 2)]

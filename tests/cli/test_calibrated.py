@@ -126,6 +126,26 @@ def test_bits_that_cannot_be(model: str, text: str, lowbit: Run, tmp_path: Path)
     assert done.code == 2 and "--bits measures what formats cost on a text: give one with --calibrate" in done.err
     done = lowbit("quantize", model, output, *BITS, "--calibrate", text, "--bits", "2")
     assert done.code == 2 and "2.0 bits per weight: this model takes at least " in done.err
+    for option, value in (("recipe", "int4"), ("embedding", "keep"), ("keep", "down")):
+        done = lowbit("quantize", model, output, *BITS, "--calibrate", text, "--bits", "4", f"--{option}", value)
+        assert done.code == 2 and f"--bits and --{option} exclude each other: --bits chooses formats" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--length", "99", "--samples", "2"], "the model's context is 96"),
+        (["--order", "rows"], "order='rows': it is one of"),
+        (["--damping", "nan"], "damping=nan: a share of the mean diagonal"),
+        (["--method", "best"], "method 'best': the methods are"),
+    ],
+)
+def test_what_a_job_would_refuse_is_not_measured(
+    options: list[str], says: str, model: str, text: str, lowbit: Run, tmp_path: Path
+) -> None:
+    done = lowbit("quantize", model, str(tmp_path / "out"), *BITS, "--calibrate", text, "--bits", "5", *options)
+    assert done.code == 2 and says in done.err
+    assert not (tmp_path / "out.unfinished").exists()
 
 
 def test_a_text_too_short_to_hold_some_of_it_out(model: str, text: str, lowbit: Run, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from lowbit.evaluate import compare
 from lowbit.models import Decoder, load_model, model_config
 from lowbit.quantizers import Recipe, Settings, calibration, quantize_checkpoint
 from lowbit.quantizers.budget import Part, recipe_of
-from lowbit.quantizers.sensitivity import Sensitivity
+from lowbit.quantizers.saved import Work
+from lowbit.quantizers.sensitivity import Sensitivity, measured
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -84,3 +85,10 @@ def test_activations_that_overflow_are_an_error(make: Callable[..., Checkpoint],
     checkpoint["model.layers.1.mlp.up_proj.weight"].fill_(torch.inf)  # type: ignore[union-attr]
     with pytest.raises(QuantizationError, match="activations that are NaN or infinite"):
         Sensitivity(checkpoint, DATA, SETTINGS).measure(tmp_path, ("int4_g64",))
+
+
+def test_nobody_measures_in_a_folder_in_use(make: Callable[..., Checkpoint], tmp_path: Path) -> None:
+    """Who works there removes the files of others."""
+    with Work(tmp_path).locked(), pytest.raises(QuantizationError, match="is being worked on by another process"):
+        measured(model(make, tied=True), DATA, SETTINGS, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]

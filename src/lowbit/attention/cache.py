@@ -70,7 +70,8 @@ class Batch:
             if len(table) and not 0 <= table.min() <= table.max() < pages:
                 wrong = next(page for page in table if not 0 <= page < pages)
                 raise UsageError(f"{name}: page index {wrong} is out of range; the cache has pages 0 to {pages - 1}")
-        sizes, news = (np.array(values, dtype=np.int64).reshape(-1) for values in (lengths, counts))  # never the caller's
+        # copies: plans compare a batch with the one before, which must not change with the caller's arrays
+        sizes, news = (np.array(values, dtype=np.int64).reshape(-1) for values in (lengths, counts))
         return cls(tuple(labels), sizes, news, tuple(p.astype(np.int32) for p in arrays_of_pages), pages, page_size)
 
     @property

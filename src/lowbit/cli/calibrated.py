@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +111,15 @@ def _chosen(
 ) -> Recipe:
     """The formats that cost least at the bits that were asked for."""
     from lowbit.quantizers.budget import allocate, limit_of, predicted, recipe_of
+    from lowbit.quantizers.job import Job
     from lowbit.quantizers.recipe import Recipe
     from lowbit.quantizers.sensitivity import measured
     from lowbit.quantizers.settings import Settings
 
     assert asked.bits is not None
     settings = Settings(Recipe.uniform("int8"), "rtn", options, device, _dtype(device.type))
+    with usage(QuantizationError):  # what the job would refuse, it refuses before anything is measured
+        Job(source, data, replace(settings, method=asked.method), folder)
     with progress("measuring what formats cost", "passes") as bar:
         parts = measured(source, data, settings, folder, bar)
     with usage(QuantizationError):

@@ -72,7 +72,7 @@ def command(
     from lowbit.cli.source import choose_recipe, open_model, rounded
 
     if bits is not None:
-        _require_only_bits(recipe, format, calibrate)
+        _require_only_bits({"recipe": recipe, "format": format, "embedding": embedding, "keep": keep}, calibrate)
     chosen = choose_recipe(recipe or (None if format or bits else DEFAULT_RECIPE), format, embedding, keep)
     if calibrate is not None:
         asked = Asked(method or "gptq", calibrate, samples, length, order, damping, search, device, windows, bits)
@@ -104,10 +104,10 @@ def command(
     note(f"try it: lowbit generate {written.path} 'The sky is'   or   lowbit eval {written.path}")
 
 
-def _require_only_bits(recipe: str | None, form: str | None, calibrate: str | None) -> None:
+def _require_only_bits(formats: dict[str, object], calibrate: str | None) -> None:
     """Raises UsageError where formats are to be chosen and are given too, or there is nothing to measure them on."""
-    if recipe is not None or form is not None:
-        raise UsageError(f"--bits and --{'recipe' if recipe else 'format'} exclude each other: --bits chooses formats")
+    if given := next((name for name, value in formats.items() if value), None):
+        raise UsageError(f"--bits and --{given} exclude each other: --bits chooses formats")
     if calibrate is None:
         raise UsageError("--bits measures what formats cost on a text: give one with --calibrate, a file or wikipedia")
 

@@ -44,6 +44,16 @@ class Work:
     @contextmanager
     def held(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
         """Begin or resume. Raises QuantizationError when the folder belongs to another run, or is in use."""
+        with self.locked():
+            self._check(fingerprint)
+            for stray in self.path.glob(f"*{PARTIAL}"):
+                with full_disk(stray):
+                    shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
+            yield
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if it is not there, and keep others out. Raises QuantizationError when it is in use."""
         try:
             import fcntl
         except ImportError:
@@ -65,10 +75,6 @@ class Work:
                 raise QuantizationError(
                     f"{self.path} is being worked on by another process: wait for it, or choose another output"
                 ) from None
-            self._check(fingerprint)
-            for stray in self.path.glob(f"*{PARTIAL}"):
-                with full_disk(stray):
-                    shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
             yield
 
     def _check(self, fingerprint: Mapping[str, Any]) -> None:

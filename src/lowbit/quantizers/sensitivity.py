@@ -42,7 +42,7 @@ from lowbit.quantizers.hessian import Inputs
 from lowbit.quantizers.identity import fingerprint
 from lowbit.quantizers.job import EMBEDDING, HEAD, NORM, Progress
 from lowbit.quantizers.plan import WEIGHT
-from lowbit.quantizers.saved import PARTIAL, Work, full_disk
+from lowbit.quantizers.saved import PARTIAL, Work
 from lowbit.quantizers.settings import Settings
 from lowbit.quantizers.stages import STAGES, Stage, block_path, load_block
 from lowbit.quantizers.states import States
@@ -71,10 +71,9 @@ def measured(
         saved = work.read_json(SAVED)
         if saved.get("of") == wanted:
             return from_data(saved["parts"])
-    with full_disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    parts = Sensitivity(checkpoint, few, settings).measure(folder, progress=progress)
-    work.write_json(SAVED, {"of": wanted, "parts": to_data(parts)})
+    with work.locked():  # a job that began in the folder would remove the files of a measurement
+        parts = Sensitivity(checkpoint, few, settings).measure(folder, progress=progress)
+        work.write_json(SAVED, {"of": wanted, "parts": to_data(parts)})
     return parts
 
 

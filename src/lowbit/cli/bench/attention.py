@@ -74,7 +74,7 @@ def command(
     from lowbit.cli.bench.gpu import gpu_floor
     from lowbit.cli.failures import usage
     from lowbit.errors import FormatError, LayoutError, UnsupportedConfig, UsageError
-    from lowbit.kernels.attention import AttentionProblem
+    from lowbit.kernels.attention import AttentionProblem, choose_backend
     from lowbit.models.paged import cache_formats
     from lowbit.runtime.placement import DTYPES, choose_device
 
@@ -92,7 +92,13 @@ def command(
             )
             for name in dict.fromkeys(formats or FORMATS)
         }
+        for problem in problems.values():
+            choose_backend(backend, problem)
     on_gpu = place.type == "cuda"
+    walked = stream.gpu_copies_bytes() if on_gpu else stream.working_set_bytes()
+    for tokens in lengths:  # all of them before the first is measured
+        for count in counts:
+            require_possible(problems, count, tokens, walked, place)
     results: list[AttentionSpeed] = []
     with stream.threads(threads) as used, torch.inference_mode():
         for tokens in lengths:
@@ -101,7 +107,6 @@ def command(
                 note(f"{count} x {tokens} tokens: done")
     if len(lengths) == 1 and len(counts) > 1:
         results = [r.over_requests() for r in results]
-    walked = stream.gpu_copies_bytes() if on_gpu else stream.working_set_bytes()
     floor = gpu_floor(place)[2] if on_gpu else f"torch.amax over {walked >> 20} MiB"
     what = "CUDA graphs" if on_gpu else "runs"
     method = f"median of {runs} {what} in turns, over layers of {walked >> 20} MiB or more; floor: {floor}"
@@ -122,8 +127,8 @@ def measure(
 ) -> list[AttentionSpeed]:
     """One result a format; torch, peers and, on a CPU, the reading of memory take their turns with all of them.
 
-    Raises UnsupportedConfig where no kernel serves a format, UsageError for caches too small to be timed so, and
-    LowbitError for a result that is not the truth's.
+    For what require_possible lets through. Raises UnsupportedConfig where no kernel serves a format, and LowbitError
+    for a result that is not the truth's.
     """
     import torch
 
@@ -133,7 +138,6 @@ def measure(
     from lowbit.compiling import expecting_compilation
     from lowbit.report import AttentionSpeed
     from lowbit.timing import race
-    from lowbit.tuner.operands import require_room
     from lowbit.tuner.pages import cache_bytes
 
     if on_gpu := place.type == "cuda":
@@ -143,9 +147,7 @@ def measure(
     kernels: dict[str, str] = {}
     peers: dict[str, dict[str, str]] = {}  # of a format: name of a peer -> of its sampler
     first = next(iter(problems.values()))
-    held = sum(2 * cache_bytes(each, requests * length) for each in problems.values())
-    require_room(f"{requests} x {length} tokens of {', '.join(problems)}", held, place.type, place.index or 0)
-    names = dict.fromkeys((["float32"] if not on_gpu else []) + [str(first.dtype).removeprefix("torch.")])
+    names = torch_types(first)
     with expecting_compilation():
         for name in names:
             samplers[f"torch {name}"] = sampler(
@@ -175,6 +177,44 @@ def measure(
     return results
 
 
+def torch_types(problem: AttentionProblem) -> list[str]:
+    """The types in which torch reads keys and values beside a cache: the queries', and on a CPU float32 too."""
+    own = str(problem.dtype).removeprefix("torch.")
+    return list(dict.fromkeys([own] if problem.device == "cuda" else ["float32", own]))
+
+
+def require_possible(
+    problems: dict[str, AttentionProblem], requests: int, length: int, nbytes: int, place: torch.device
+) -> None:
+    """Raises UsageError, before anything is made, for caches too small to be timed or larger than the memory.
+
+    nbytes: how much the layers of each take at least.
+    """
+    from lowbit.cli.bench.attention_peers import torch_bytes
+    from lowbit.errors import UsageError
+    from lowbit.tuner.operands import require_room
+    from lowbit.tuner.pages import cache_bytes
+
+    held = 0
+    for problem in problems.values():
+        one = cache_bytes(problem, requests * length)
+        layers = layers_of(one, nbytes)
+        if layers > MOST_LAYERS:
+            raise UsageError(
+                f"{requests} x {length} tokens: {nbytes >> 20} MiB of {problem.key} are {layers} layers of such a "
+                f"cache; at most {MOST_LAYERS} are timed: take a larger --length or --requests"
+            )
+        held += layers * one
+    for name in torch_types(problem):
+        held += torch_bytes(problem, requests, length, _dtype(name), nbytes)
+    require_room(f"{requests} x {length} tokens of {', '.join(problems)}", held, place.type, place.index or 0)
+
+
+def layers_of(one: int, nbytes: int) -> int:
+    """Of a cache with `one` bytes in a layer: those of nbytes, and two at least."""
+    return max(2, nbytes // one + 1)
+
+
 def own_launches(
     problem: AttentionProblem, requests: int, length: int, new: int, backend: str, nbytes: int, place: torch.device
 ) -> tuple[PagedCache, Batch, list[Callable[[], object]], str]:
@@ -182,15 +222,10 @@ def own_launches(
     import torch
 
     from lowbit.attention import DecodePlan, PrefillPlan
-    from lowbit.errors import LowbitError, UsageError
+    from lowbit.errors import LowbitError
     from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
 
-    layers = max(2, nbytes // cache_bytes(problem, requests * length) + 1)
-    if layers > MOST_LAYERS:
-        raise UsageError(
-            f"{requests} x {length} tokens: {nbytes >> 20} MiB of {problem.key} are {layers} layers of such a cache; "
-            f"at most {MOST_LAYERS} are timed: take a larger --length or --requests"
-        )
+    layers = layers_of(cache_bytes(problem, requests * length), nbytes)
     sizes = {"max_requests": requests, "max_length": length, "backend": backend}
     plan = DecodePlan(problem, **sizes) if new == 1 else PrefillPlan(problem, max_rows=requests * new, **sizes)  # type: ignore[arg-type]
     cache, batch = filled_cache(problem, requests, length, layers, place.index or 0)

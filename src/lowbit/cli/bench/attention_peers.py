@@ -16,8 +16,16 @@ Launch = Callable[[], object]
 SPACE_BYTES = 256 << 20  # of FlashInfer's workspace
 
 
+def torch_bytes(
+    problem: AttentionProblem, requests: int, length: int, dtype: torch.dtype, nbytes: int | None = None
+) -> int:
+    """Of contiguous keys and values in a dtype: one copy, or those beyond nbytes, two at least."""
+    one = 2 * requests * length * problem.kv_heads * problem.head_dim * dtype.itemsize
+    return one if nbytes is None else one * max(2, nbytes // one + 1)
+
+
 def torch_launches(
-    problem: AttentionProblem, requests: int, length: int, new: int, dtype: torch.dtype, nbytes: float
+    problem: AttentionProblem, requests: int, length: int, new: int, dtype: torch.dtype, nbytes: int
 ) -> list[Launch]:
     """torch's attention over contiguous keys and values in a dtype, a launch for each of the copies beyond nbytes.
 
@@ -28,10 +36,10 @@ def torch_launches(
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     kv, dim = problem.kv_heads, problem.head_dim
-    size = 2 * requests * length * kv * dim * dtype.itemsize
+    copies = torch_bytes(problem, requests, length, dtype, nbytes) // torch_bytes(problem, requests, length, dtype)
     shape = (requests, kv, length, dim)
     place = torch.device(problem.device)
-    both = [[torch.randn(shape, device=place).to(dtype) for _ in "kv"] for _ in range(max(2, int(nbytes // size) + 1))]
+    both = [[torch.randn(shape, device=place).to(dtype) for _ in "kv"] for _ in range(copies)]
     if new == 1:
         q = torch.randn(requests, kv, problem.groups, dim, device=place).to(dtype)
         return [partial(attend, q, k, v) for k, v in both]

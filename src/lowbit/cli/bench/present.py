@@ -23,13 +23,15 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 
 
 def check_plots(plots: Sequence[Path] | None) -> None:
-    """Raises UsageError for an ending that is none of a plot's."""
+    """Raises UsageError for an ending that is none of a plot's, or a directory that is not there."""
     from lowbit.errors import UsageError
     from lowbit.report.speed_plots import KINDS
 
     for path in plots or ():
         if path.suffix not in KINDS:
             raise UsageError(f"--plot {path}: it is written as {' or '.join(KINDS)}")
+        if not path.parent.is_dir():
+            raise UsageError(f"--plot {path}: there is no directory {path.parent}; make it first")
 
 
 def present(
