@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoint_builders import (
-    VOCAB,
-    llama_tensors,
-    save_gguf,
-)
+from checkpoint_builders import VOCAB, llama_tensors, save_gguf
 
 from lowbit.checkpoint import open_checkpoint
-from lowbit.checkpoint.gguf.names import (
-    llama3_frequency_factors,
-)
+from lowbit.checkpoint.gguf.names import llama3_frequency_factors
 from lowbit.errors import CheckpointError
 
 

@@ -18,11 +18,7 @@ from lowbit.errors import CheckpointError
 from lowbit.formats import parse_format
 
 V1 = V2 | {"checkpoint_format": "gptq"}
-
-
 BY_GPTQMODEL = V1 | {"meta": {"quantizer": ["gptqmodel:1.4.5"]}}
-
-
 ZEROS = {"v2": V2, "v1": V1, "words": BY_GPTQMODEL}
 
 

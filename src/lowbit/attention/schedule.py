@@ -3,8 +3,8 @@
 Tiles are runs of query rows of one request. The keys of a tile are those from the first that its first row sees (down
 to a whole page) to the last that its last row sees. They are cut into chunks of one size for the whole step, the
 smallest (in units) with which there are no more items than the backend wants, unless merging costs more than cutting
-saves; with `fixed_split`, into chunks of a size
-that depends on the number of keys alone, so that a request's bits do not depend on the others.
+saves; with `fixed_split`, into chunks of a size that depends on the number of keys alone, so that a request's bits do
+not depend on the others.
 
 Split over keys with a merge in fixed order: Dao et al., "Flash-Decoding", 2023; Ye et al., "FlashInfer", 2025. Shared
 prefixes as items of their own (cascade): Juravsky et al., "Hydragen", 2024.

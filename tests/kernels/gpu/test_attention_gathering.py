@@ -11,10 +11,10 @@ import torch
 from lowbit.formats.kv import kv_format
 from lowbit.kernels.attention import AttentionProblem
 from lowbit.kernels.gpu import attention_launch
-from lowbit.kernels.gpu.attention_contiguous import LEAST_ROWS, ROOM_BYTES, STEP, Contiguous
+from lowbit.kernels.gpu.attention_contiguous import LEAST_ROWS, ROOM_BYTES, STEP, GpuGathering
 
 PROBLEM = AttentionProblem(32, 8, 128, 16, kv_format("int8"), kv_format("int4"), torch.float16, "cuda")
-RULE = Contiguous()
+RULE = GpuGathering()
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from lowbit.kernels.attention import (
 )
 from lowbit.kernels.gpu import attention_launch as launches
 from lowbit.kernels.gpu import attention_tiles as tiles
-from lowbit.kernels.gpu.attention_contiguous import Contiguous
+from lowbit.kernels.gpu.attention_contiguous import GpuGathering
 from lowbit.kernels.gpu.attention_launch import scales_of, side_kinds, words_of
 from lowbit.kernels.gpu.attention_plan import (
     TYPES,
@@ -50,7 +50,7 @@ APPENDED = 8  # tokens of a program when there are many
 class GpuAttention(AttentionBackend):
     name = "gpu"
     config_type = GpuDecode
-    gathering = Contiguous()
+    gathering = GpuGathering()
 
     def legal(self, problem: AttentionProblem) -> str | None:
         if problem.device != "cuda" and not launches.interpreted():

@@ -31,7 +31,7 @@ CAPABILITIES = (0, 90)  # 0: the interpreter
 BLOCK_TOKENS, BLOCK_NUMBERS = 64, 8192  # of a key head that a program takes, at most
 
 
-class Contiguous(Gathering):
+class GpuGathering(Gathering):
     def reason_against(self, problem: AttentionProblem, rows: int, length: int) -> str | None:
         options = {
             "a sliding window": problem.window is not None, "a soft cap": problem.soft_cap is not None,

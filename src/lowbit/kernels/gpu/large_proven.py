@@ -2,8 +2,8 @@
 
 The kernel waits on barriers, and a version that compiled and passed every check without a card did not end on one.
 So tiles are not served by analogy. On an H200 every number, scale, zero and group that the family serves ran in fp16
-and in bf16 with the one tile of `tested` (tests/gpu/test_matmul_large.py); TILES ran in a
-search (benchmarks/results/h200/large_tune.json), with int4_g128 in fp16.
+and in bf16 with the one tile of `tested` (tests/gpu/test_matmul_large.py); TILES ran in a search
+(benchmarks/results/h200/large_tune.json), with int4_g128 in fp16.
 """
 
 from __future__ import annotations
