@@ -25,8 +25,6 @@ EXAMPLES = (
     "lowbit quantize ./model ./out --bits 3.5 --calibrate book.txt",
 )
 DEFAULT_RECIPE = "int4"
-
-
 LEARNING = {"samples": "--samples", "length": "--length", "order": "--order", "damping": "--damping",
             "windows": "--held-out"}  # fmt: skip
 
