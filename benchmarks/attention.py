@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,15 @@ from attention_compile import HEAD_DIM, HEADS, problem_of
 from lowbit.attention import Batch, DecodePlan, PagedCache, PrefillPlan
 from lowbit.cli.bench.attention_peers import flashinfer_launches, torch_launches
 from lowbit.errors import LowbitError
+from lowbit.hardware import RATES
 from lowbit.kernels.attention import DecodeConfig
 from lowbit.kernels.gpu.attention_launch import capability
+from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, copies_beyond
 from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
 from lowbit.tuner.spaces.attention import gpu_configs
 from record import save
 
-READ_TBS, TFLOPS = 4.45, 790.0
-COPIES_BYTES, LAUNCHES = 320e6, 12
+READ_TBS, _, TFLOPS = astuple(RATES["NVIDIA H200"])
 CASES = ["1x4096", "1x32768", "8x4096", "32x2048", "32x8192", "128x1024", "128x4096"]
 FORMATS = ["fp16", "fp8", "int8", "int4"]
 PEERS = Path(__file__).parent / "peers" / "h200.json"
@@ -47,13 +48,13 @@ PEERS = Path(__file__).parent / "peers" / "h200.json"
 def filled(name: str, requests: int, length: int) -> tuple[PagedCache, Batch]:
     """Layers with the same random tokens, 320 MB or more; pages in random order."""
     problem = problem_of(name)
-    layers = max(2, int(COPIES_BYTES // cache_bytes(problem, requests * length)) + 1)
+    layers = copies_beyond(COPIES_BYTES, cache_bytes(problem, requests * length))
     return filled_cache(problem, requests, length, layers)
 
 
 def launch_us(launches: list[Callable[[], object]], replays: int = 9) -> float:
-    """Median microseconds of one launch; all of them in turn, at least LAUNCHES, are one graph."""
-    rounds = -(-LAUNCHES // len(launches))
+    """Median microseconds of one launch; all of them in turn, at least LEAST_COPIES, are one graph."""
+    rounds = -(-LEAST_COPIES // len(launches))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

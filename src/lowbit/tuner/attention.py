@@ -19,7 +19,7 @@ from lowbit.kernels.gpu.attention import decode_kernels
 from lowbit.kernels.gpu.attention_plan import GpuDecode
 from lowbit.models.config import ModelConfig
 from lowbit.timing import Sampler, clocked, graphed
-from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches, require_room
+from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches, copies_beyond, require_room
 from lowbit.tuner.pages import cache_bytes, filled_cache
 from lowbit.tuner.spaces.attention import cpu_configs, cut, estimate_us, gpu_configs
 from lowbit.tuner.tunable import Bench, Candidate, Key, Tunable, WrongResult
@@ -147,7 +147,7 @@ class AttentionBench(Bench):
         if on_gpu:
             torch.cuda.set_device(case.index)
         size = cache_bytes(problem, case.requests * case.length)
-        layers = max(2, int((COPIES_BYTES if on_gpu else beyond_caches()) // size) + 1)
+        layers = copies_beyond(COPIES_BYTES if on_gpu else beyond_caches(), size)
         self.cache, self.batch = filled_cache(problem, case.requests, case.length, layers, case.index)
         where = self.cache.device
         generator = torch.Generator(where).manual_seed(1)

@@ -14,14 +14,19 @@ from lowbit.formats.element import Float, Ternary
 from lowbit.hardware import gpu, host
 from lowbit.packing import FRAGMENT, PackedWeight, pack_as
 
-COPIES_BYTES = 320e6  # of a weight on a GPU, in all: several times what an L2 holds
+COPIES_BYTES = 320_000_000  # of a weight on a GPU, in all: several times what an L2 holds
 LEAST_BYTES, MOST_BYTES = 96 << 20, 512 << 20  # of memory that a CPU walks through
 LEAST_COPIES = 12  # a graph's start takes some microseconds, which so many launches share
 
 
 def copies_of(weight_bytes: float) -> int:
     """How many copies of a weight are launched in turn on a GPU, so that none comes from the L2."""
-    return max(LEAST_COPIES, int(COPIES_BYTES // weight_bytes) + 1)
+    return copies_beyond(COPIES_BYTES, weight_bytes, LEAST_COPIES)
+
+
+def copies_beyond(nbytes: int, one_bytes: float, least: int = 2) -> int:
+    """How many copies of `one_bytes` exceed nbytes in all; `least` of them at least."""
+    return max(least, int(nbytes // one_bytes) + 1)
 
 
 def beyond_caches() -> int:

@@ -192,13 +192,13 @@ def require_possible(
     """
     from lowbit.cli.bench.attention_peers import torch_bytes
     from lowbit.errors import UsageError
-    from lowbit.tuner.operands import require_room
+    from lowbit.tuner.operands import copies_beyond, require_room
     from lowbit.tuner.pages import cache_bytes
 
     held = 0
     for problem in problems.values():
         one = cache_bytes(problem, requests * length)
-        layers = layers_of(one, nbytes)
+        layers = copies_beyond(nbytes, one)
         if layers > MOST_LAYERS:
             raise UsageError(
                 f"{requests} x {length} tokens: {nbytes >> 20} MiB of {problem.key} are {layers} layers of such a "
@@ -206,13 +206,9 @@ def require_possible(
             )
         held += layers * one
     for name in torch_types(problem):
-        held += torch_bytes(problem, requests, length, _dtype(name), nbytes)
+        one = torch_bytes(problem, requests, length, _dtype(name))
+        held += copies_beyond(nbytes, one) * one
     require_room(f"{requests} x {length} tokens of {', '.join(problems)}", held, place.type, place.index or 0)
-
-
-def layers_of(one: int, nbytes: int) -> int:
-    """Of a cache with `one` bytes in a layer: those of nbytes, and two at least."""
-    return max(2, nbytes // one + 1)
 
 
 def own_launches(
@@ -223,9 +219,10 @@ def own_launches(
 
     from lowbit.attention import DecodePlan, PrefillPlan
     from lowbit.errors import LowbitError
+    from lowbit.tuner.operands import copies_beyond
     from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
 
-    layers = layers_of(cache_bytes(problem, requests * length), nbytes)
+    layers = copies_beyond(nbytes, cache_bytes(problem, requests * length))
     sizes = {"max_requests": requests, "max_length": length, "backend": backend}
     plan = DecodePlan(problem, **sizes) if new == 1 else PrefillPlan(problem, max_rows=requests * new, **sizes)  # type: ignore[arg-type]
     cache, batch = filled_cache(problem, requests, length, layers, place.index or 0)

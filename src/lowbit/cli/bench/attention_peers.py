@@ -16,12 +16,9 @@ Launch = Callable[[], object]
 SPACE_BYTES = 256 << 20  # of FlashInfer's workspace
 
 
-def torch_bytes(
-    problem: AttentionProblem, requests: int, length: int, dtype: torch.dtype, nbytes: int | None = None
-) -> int:
-    """Of contiguous keys and values in a dtype: one copy, or those beyond nbytes, two at least."""
-    one = 2 * requests * length * problem.kv_heads * problem.head_dim * dtype.itemsize
-    return one if nbytes is None else one * max(2, nbytes // one + 1)
+def torch_bytes(problem: AttentionProblem, requests: int, length: int, dtype: torch.dtype) -> int:
+    """Of contiguous keys and values in a dtype."""
+    return 2 * requests * length * problem.kv_heads * problem.head_dim * dtype.itemsize
 
 
 def torch_launches(
@@ -35,8 +32,10 @@ def torch_launches(
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention as attend
 
+    from lowbit.tuner.operands import copies_beyond
+
     kv, dim = problem.kv_heads, problem.head_dim
-    copies = torch_bytes(problem, requests, length, dtype, nbytes) // torch_bytes(problem, requests, length, dtype)
+    copies = copies_beyond(nbytes, torch_bytes(problem, requests, length, dtype))
     shape = (requests, kv, length, dim)
     place = torch.device(problem.device)
     both = [[torch.randn(shape, device=place).to(dtype) for _ in "kv"] for _ in range(copies)]

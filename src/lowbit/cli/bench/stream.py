@@ -19,7 +19,7 @@ def gpu_copies_bytes() -> int:
     """The same on a GPU, whose L2 is its last cache."""
     from lowbit.tuner.operands import COPIES_BYTES
 
-    return int(COPIES_BYTES)
+    return COPIES_BYTES
 
 
 def reader(nbytes: int) -> Callable[[], object]:
