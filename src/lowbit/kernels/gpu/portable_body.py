@@ -135,7 +135,7 @@ def _fetch_weights(pointers, buffers, stage, at, sizes, P: gl.constexpr):
 
 @gluon.jit
 def _fetch_tokens(pointers, buffers, stage, at, m, sizes, P: gl.constexpr):
-    """x of a unit; zero past its last column, and its last row once more past that."""
+    """x of a unit; zero past its last column and row: not read, many CTAs asking for one row wait for each other."""
     _, _, x_ptr = pointers
     _, _, _, _, k_eighths = sizes
     _, _, m_tile, column = at
@@ -145,9 +145,8 @@ def _fetch_tokens(pointers, buffers, stage, at, m, sizes, P: gl.constexpr):
     columns = gl.arange(0, P.BK, layout=gl.SliceLayout(0, layout))
     stride = k_eighths * 8
     start = x_ptr + row.to(gl.int64) * stride + column * P.BK
-    rows = gl.minimum(rows, m - 1 - row)
-    there = columns + column * P.BK < stride
-    cp_async(buffers[3].index(stage), start + (rows[:, None] * stride + columns[None, :]), mask=there[None, :])
+    there = (rows < m - row)[:, None] & (columns + column * P.BK < stride)[None, :]
+    cp_async(buffers[3].index(stage), start + (rows[:, None] * stride + columns[None, :]), mask=there)
 
 
 @gluon.jit
