@@ -13,7 +13,7 @@ from lowbit.models.config import ModelConfig
 from lowbit.models.decoder import Decoder
 from lowbit.models.gpu_step import GpuStep
 from lowbit.models.paged import PagedKVCache
-from lowbit.nn import convert
+from lowbit.nn import Linear, convert
 
 CONFIG = ModelConfig("llama", 512, 256, 512, 3, 8, 2, 32, 1024)
 TOKENS = 300  # beyond the first bucket
@@ -29,6 +29,20 @@ def _model(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
     convert(narrow, {"_proj": "int4_g64"})
     convert(wide, {"_proj": "int4_g64"}, backend="reference")
     return narrow, wide
+
+
+INPUTS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 2, "up_proj": 2, "down_proj": 3}
+
+
+def _order(model: Decoder) -> None:
+    """Store the weights in act-order: linears of one input in the same order."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Linear):
+            path, _, leaf = name.rpartition(".")
+            generator = torch.Generator().manual_seed(4 * int(name.split(".")[2]) + INPUTS[leaf])
+            perm = torch.randperm(module.in_features, generator=generator).cuda()
+            ordered = Linear(replace(module.weight, perm=perm), module.bias, backend=module.backend)
+            setattr(model.get_submodule(path), leaf, ordered)
 
 
 def _logits(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
@@ -61,6 +75,25 @@ def test_a_step_is_as_close_to_float32_as_the_modules(
     assert torch.equal(steps[:, :5], modules[:, :5])
     assert (steps - truth).norm() <= 2 * (modules - truth).norm()
     assert (steps - truth).norm() < 0.05 * truth.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_step_in_act_order_orders_the_input_of_o_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, wide = _model(CONFIG, dtype)
+    _order(model)
+    _order(wide)
+    tokens = torch.randint(0, 512, (1, 100), device="cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_step, "unsupported", lambda *_: "not now")
+        modules = _logits(model, tokens)
+    steps = _logits(model, tokens)
+    with torch.inference_mode():
+        truth = wide(tokens)
+    assert torch.isfinite(steps).all()
+    assert (steps - truth).norm() <= 2 * (modules - truth).norm()
+    assert (steps - truth).norm() < 0.05 * truth.norm()
+    products = [gpu_step._products(layer) for layer in model.model.layers]
+    assert all(qkv.places is not None and down.order is not None for qkv, _, _, down in products)
 
 
 @pytest.mark.parametrize("cache_format", ["auto", "contiguous"])

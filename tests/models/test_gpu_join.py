@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,35 @@ def test_what_cannot_lie_side_by_side_runs_one_after_another(linears: list[Linea
     assert _join(linears) is None
     x = torch.randn(128)
     torch.testing.assert_close(_fused(list(linears))(x), torch.cat([linear(x[None])[0] for linear in linears]))
+
+
+@pytest.mark.parametrize("rows", [(128, 64), (96, 64), (64,)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linears_in_the_same_act_order_take_an_input_in_that_order(rows: tuple[int, ...], bias: bool) -> None:
+    perm = torch.randperm(128)
+    linears = [
+        Linear(replace(m.weight, perm=perm.clone()), m.bias, backend="reference") for m in _linears(rows, bias=bias)
+    ]
+    x = torch.randn(128)
+    expected = torch.cat([linear(x[None])[0] for linear in linears])
+    product = _fused(linears)
+    assert product.order is not None
+    assert product.places is not None
+    torch.testing.assert_close(product(x[product.order]), expected)
+    placed = torch.empty_like(x)
+    placed[product.places] = x
+    assert torch.equal(placed, x[product.order])
+    assert all(torch.equal(linear.weight.perm, perm) for linear in linears)
+
+
+def test_linears_in_other_orders_order_their_input_themselves() -> None:
+    plain = _linears((64, 64))
+    linears = [Linear(replace(m.weight, perm=torch.randperm(128)), backend="reference") for m in plain]
+    x = torch.randn(128)
+    for some in (linears, [linears[0], plain[0]]):
+        product = _fused(some)
+        assert product.order is None
+        torch.testing.assert_close(product(x), torch.cat([linear(x[None])[0] for linear in some]))
 
 
 def test_plain_linears_share_memory_too() -> None:

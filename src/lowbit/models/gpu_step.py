@@ -8,7 +8,8 @@ Attention, and how many graphs it takes, is gpu_attention.py's. The cache is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,18 @@ from lowbit.packing import TENSORS, Description, PackedWeight
 LAYOUT = "fragment"
 BLOCK_ROWS = 64  # rows of a block of the layout
 Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A product of vectors; and, where its weights are stored in act-order, the order that it wants its input in."""
+
+    run: Product
+    order: Tensor | None = None  # int32 [k]: it takes input[order]
+    places: Tensor | None = None  # int32 [k], the inverse: input j goes there
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(x)
 
 
 def unsupported(config: ModelConfig, layers: nn.ModuleList, cache: Cache) -> str | None:
@@ -107,17 +120,17 @@ class GpuStep:
         norms = iter(self.norms)
         self.attention.prepare(number)
         for index, (qkv, out, gate_up, down) in enumerate(self.products):
-            attended = self.attention.attend(index, qkv(self._norm(added, norms)), number)
-            both = gate_up(self._norm(out(attended), norms))
+            attended = self.attention.attend(index, qkv(self._norm(added, norms, qkv.places)), number)
+            both = gate_up(self._norm(out(attended), norms, gate_up.places))
             gated = x.new_empty(c.intermediate_size)
-            small.gate(both, gated)
+            small.gate(both, gated, down.order)
             added = down(gated)
         return self.head(self._norm(added, norms)[None, None])
 
-    def _norm(self, added: Tensor | None, norms: Iterator[Tensor]) -> Tensor:
+    def _norm(self, added: Tensor | None, norms: Iterator[Tensor], places: Tensor | None = None) -> Tensor:
         weight = next(norms)
         out = torch.empty_like(self.x)
-        small.add_norm(self.x, added, weight, self.eps, out)
+        small.add_norm(self.x, added, weight, self.eps, out, places)
         return out
 
 
@@ -125,42 +138,69 @@ def _norms(layer: nn.Module) -> tuple[nn.Module, nn.Module]:
     return cast(nn.Module, layer.input_layernorm), cast(nn.Module, layer.post_attention_layernorm)
 
 
-def _products(layer: nn.Module) -> tuple[Product, Product, Product, Product]:
-    """q k v, o, gate up, down: vector in, vector out."""
+def _products(layer: nn.Module) -> tuple[Ordered, Product, Ordered, Ordered]:
+    """q k v, o, gate up, down: vector in, vector out. What comes before o is not ours to reorder."""
     attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
+    o = cast(nn.Module, attention.o_proj)
     return (
         _fused([cast(nn.Module, getattr(attention, f"{name}_proj")) for name in "qkv"]),
-        _fused([cast(nn.Module, attention.o_proj)]),
+        lambda x: cast(Tensor, o(x[None]))[0],
         _fused([cast(nn.Module, mlp.gate_proj), cast(nn.Module, mlp.up_proj)]),
         _fused([cast(nn.Module, mlp.down_proj)]),
     )
 
 
-def _fused(modules: list[nn.Module]) -> Product:
-    """Several linears of one input as one matmul where their weights can lie side by side, else one after another."""
-    if len(modules) > 1 and all(isinstance(m, Linear) for m in modules):
-        joined = _join(cast(list[Linear], modules))
+def _fused(modules: Sequence[nn.Module]) -> Ordered:
+    """Several linears of one input as one matmul where their weights can lie side by side, else one after another.
+
+    Where all are stored in the same act-order, whoever makes the input puts it in that order.
+    """
+    order = places = None
+    if all(isinstance(m, Linear) for m in modules):
+        linears = cast(list[Linear], modules)
+        order, places = _shared_order(linears)
+        joined = _join(linears, order is not None) if len(linears) > 1 else None
         if joined is not None:
             weight, bias = joined
-            return lambda x: matmul(x[None], weight, bias)[0]
-    if len(modules) > 1 and all(isinstance(m, nn.Linear) for m in modules):
+            return Ordered(lambda x: matmul(x[None], weight, bias)[0], order, places)
+        if order is not None:
+            modules = [_in_order(m) for m in linears]
+    elif len(modules) > 1 and all(isinstance(m, nn.Linear) for m in modules):
         table, added = _join_plain(cast(list[nn.Linear], modules))
-        return lambda x: F.linear(x[None], table, added)[0]
+        return Ordered(lambda x: F.linear(x[None], table, added)[0])
     if len(modules) > 1:
-        return lambda x: torch.cat([cast(Tensor, m(x[None]))[0] for m in modules])
-    return lambda x: cast(Tensor, modules[0](x[None]))[0]
+        return Ordered(lambda x: torch.cat([cast(Tensor, m(x[None]))[0] for m in modules]), order, places)
+    return Ordered(lambda x: cast(Tensor, modules[0](x[None]))[0], order, places)
 
 
-def _join(linears: list[Linear]) -> tuple[PackedWeight, Tensor | None] | None:
+def _in_order(linear: Linear) -> Linear:
+    """The same weight for inputs in its stored order."""
+    weight = replace(linear.weight, perm=None)
+    return Linear(weight, linear.bias, backend=linear.backend, batch_invariant=linear.batch_invariant)
+
+
+def _shared_order(linears: list[Linear]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The order of the stored columns of linears, and its inverse; None where they have none, or not the same."""
+    perms = [m.weight.perm for m in linears]
+    first = perms[0]
+    if first is None or any(perm is None or not torch.equal(perm, first) for perm in perms):
+        return None, None
+    return first.int(), first.argsort().int()
+
+
+def _join(linears: list[Linear], ordered: bool = False) -> tuple[PackedWeight, Tensor | None] | None:
     """One weight of several; the modules then hold views of it, so that nothing is in memory twice.
 
-    None where rows do not end at blocks of the layout, formats differ, or only some have a bias.
+    ordered: all have the same order, which the input comes in. None where rows do not end at blocks of the layout,
+    formats or orders differ, or only some have a bias.
     """
     first = linears[0].description
     alike = all((d.format, d.layout, d.k, d.sections) == (first.format, first.layout, first.k, first.sections)
                 for d in (m.description for m in linears))  # fmt: skip
     whole = all(m.description.n % BLOCK_ROWS == 0 for m in linears)
-    plain = all(m.weight.perm is None and m.weight.super_scales is None and not m.weight.sections for m in linears)
+    plain = all(
+        (ordered or m.weight.perm is None) and m.weight.super_scales is None and not m.weight.sections for m in linears
+    )
     if not (alike and whole and plain) or len({m.bias is None for m in linears}) > 1:
         return None
     tensors: dict[str, Tensor | None] = dict.fromkeys(TENSORS)

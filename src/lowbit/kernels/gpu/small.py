@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lowbit.kernels.gpu import driver
 
-TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64"}
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32"}
 GATE_BLOCK = 512
 
 
@@ -39,17 +39,24 @@ def launch(name: str, programs: int, arguments: tuple[Tensor | int, ...], warps:
     run(programs, torch._C._cuda_getCurrentRawStream(device))
 
 
-def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: Tensor, out: Tensor) -> None:
-    """x [size] += added, then out [size] = weight * x / sqrt(mean(x^2) + eps). eps: float32 [1]."""
+def add_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: Tensor, out: Tensor, places: Tensor | None = None
+) -> None:
+    """x [size] += added, then out [size] = weight * x / sqrt(mean(x^2) + eps). eps: float32 [1].
+
+    places: int32 [size], where in out each value goes; None: where it stands in x.
+    """
     size = x.numel()
     block = 1 << (size - 1).bit_length()
-    arguments = (x, x if added is None else added, weight, out, size, eps)
-    launch("add_norm", 1, arguments, 16 if size > 2048 else 4, ADD=added is not None, BLOCK=block)
+    arguments = (x, x if added is None else added, weight, out, out if places is None else places, size, eps)
+    constants = {"ADD": added is not None, "PLACED": places is not None, "BLOCK": block}
+    launch("add_norm", 1, arguments, 16 if size > 2048 else 4, **constants)
 
 
-def gate(x: Tensor, out: Tensor) -> None:
-    """x [2 width] -> out [width] = silu(first half) * second half."""
-    launch("gate", -(-out.numel() // GATE_BLOCK), (x, out, out.numel()), BLOCK=GATE_BLOCK)
+def gate(x: Tensor, out: Tensor, order: Tensor | None = None) -> None:
+    """x [2 width] -> out [width] = silu(first half) * second half, of the columns `order`, int32 [width], if given."""
+    arguments = (x, out, out if order is None else order, out.numel())
+    launch("gate", -(-out.numel() // GATE_BLOCK), arguments, ORDERED=order is not None, BLOCK=GATE_BLOCK)
 
 
 def rotate_append(

@@ -9,13 +9,19 @@ from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, trito
 
 
 @triton.jit
-def add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, size, eps_ptr, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """x [size] += added (with ADD), then out = weight * x / sqrt(mean(x^2) + eps)."""
+def add_norm(
+    x_ptr, added_ptr, weight_ptr, out_ptr, places_ptr, size, eps_ptr,
+    ADD: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """x [size] += added (with ADD), then out = weight * x / sqrt(mean(x^2) + eps); with PLACED, out[places] is that."""
     gdc_launch_dependents()
     i = tl.arange(0, BLOCK)
     inside = i < size
     weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
     eps = tl.load(eps_ptr)
+    place = i
+    if PLACED:
+        place = tl.load(places_ptr + i, mask=inside, other=0)
     gdc_wait()
     x = tl.load(x_ptr + i, mask=inside, other=0.0)
     if ADD:
@@ -23,18 +29,21 @@ def add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, size, eps_ptr, ADD: tl.const
         tl.store(x_ptr + i, x, mask=inside)
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide) / size + eps)).to(x.dtype)
-    tl.store(out_ptr + i, weight * normed, mask=inside)
+    tl.store(out_ptr + place, weight * normed, mask=inside)
 
 
 @triton.jit
-def gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
-    """x [2 width]: gate, then up. out [width] = silu(gate) * up."""
+def gate(x_ptr, out_ptr, order_ptr, width, ORDERED: tl.constexpr, BLOCK: tl.constexpr):
+    """x [2 width]: gate, then up. out [width] = silu(gate) * up; with ORDERED, of the columns `order`."""
     gdc_launch_dependents()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
+    column = i
+    if ORDERED:
+        column = tl.load(order_ptr + i, mask=inside, other=0)
     gdc_wait()
-    wide = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + width + i, mask=inside, other=0.0)
+    wide = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + width + column, mask=inside, other=0.0)
     silu = (wide / (1.0 + tl.exp(-wide))).to(up.dtype)
     tl.store(out_ptr + i, silu * up, mask=inside)
 
