@@ -15,10 +15,12 @@ from lowbit.kernels.gpu.attention_parts import (
     hadamard,
     join_parts,
     merge_row,
+    paired,
     scores,
     seen,
     side_block,
     split_parts,
+    unpaired,
     with_sink,
 )  # fmt: skip
 from lowbit.kernels.gpu.compat import gdc_launch_dependents, gdc_wait, tl, triton
@@ -60,8 +62,10 @@ def _meet(
         total = total * scale + tl.sum(p, 1)
         top = new_top
         v_parts = side_block(v_ptr, v_scales_ptr, token, inside, V)
+        if P.ITEMS == "wide" and V.WORDS_PADDED < 32:
+            v_parts = paired(v_parts, V.PARTS)
         sums = ()
-        for j in tl.static_range(V.PARTS):
+        for j in tl.static_range(len(v_parts)):
             sums = sums + (tl.dot(p.to(v_parts[j].dtype), v_parts[j], acc[j] * scale[:, None]),)
         acc = sums
     return top, total, acc
@@ -135,6 +139,8 @@ def attend(
         acc = (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
         for _ in tl.static_range(V.PARTS - 1):
             acc = acc + (tl.zeros((P.BLOCK_M, V.WORDS_PADDED), tl.float32),)
+        if P.ITEMS == "wide" and V.WORDS_PADDED < 32:
+            acc = paired(acc, V.PARTS)
         state = (top, total, acc)
         sides = (k_ptr, k_scales_ptr, v_ptr, v_scales_ptr)
         where = (pages_ptr, head, position, end)
@@ -148,6 +154,8 @@ def attend(
             slot = tl.load(slot_ptr + item)
             real = at < tl.load(rows_ptr + item)
             places = (tl.load(row_ptr + item) + at).to(tl.int64) * P.HEADS + q_head
+        if P.ITEMS == "wide" and V.WORDS_PADDED < 32:
+            acc = unpaired(acc, V.PARTS)
         out = join_parts(acc, V.PARTS)
         inner = real[:, None] & (d < P.HEAD_DIM)[None, :]
         if slot < 0:

@@ -75,6 +75,31 @@ def join_parts(parts, PARTS: tl.constexpr):
 
 
 @triton.jit
+def paired(parts, PARTS: tl.constexpr):
+    """Parts of four bits two by two, columns in turn: half the products, twice as wide."""
+    if PARTS < 4:
+        return parts
+    else:
+        SHAPE: tl.constexpr = (parts[0].shape[0], 2 * parts[0].shape[1])
+        return (
+            tl.reshape(tl.join(parts[0], parts[1]), SHAPE),
+            tl.reshape(tl.join(parts[2], parts[3]), SHAPE),
+        )
+
+
+@triton.jit
+def unpaired(pairs, PARTS: tl.constexpr):
+    """The inverse of paired."""
+    if PARTS < 4:
+        return pairs
+    else:
+        SHAPE: tl.constexpr = (pairs[0].shape[0], pairs[0].shape[1] // 2, 2)
+        a, b = tl.split(tl.reshape(pairs[0], SHAPE))
+        c, d = tl.split(tl.reshape(pairs[1], SHAPE))
+        return (a, b, c, d)
+
+
+@triton.jit
 def numbers(words, scales, offsets, S: tl.constexpr):
     """Codes to fp16: words 16-bit of any shape, scales and offsets fp16 of that shape -> PARTS tensors of the shape.
 
