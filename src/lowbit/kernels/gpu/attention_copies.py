@@ -50,29 +50,30 @@ def _last(work):
 
 @gluon.jit
 def _lines(first, last, work, COUNT: gl.constexpr, P: gl.constexpr):
-    """Numbers of the lines of COUNT keys that begin at `first`, as a cache counts them; `last`: the last key there is.
+    """Pages of the lines of COUNT keys that begin at `first`, and which of a page they are, the head's before them.
 
-    Those behind it get the line that holds it.
+    last: the last key there is; lines behind it are taken to be the one that holds it.
     """
     _, _, pages_ptr, head = work
     first = gl.minimum(first, gl.maximum(last, 0) & -COUNT)
     page = gl.load(pages_ptr + (first >> P.PAGE_BITS))
-    page = gl.where(last < 0, 0, page)  # without keys a table may say anything
-    return page * (P.KV_HEADS * P.PAGE // COUNT) + ((head * P.PAGE + (first & (P.PAGE - 1))) // COUNT)
+    return page, (head * P.PAGE + (first & (P.PAGE - 1))) // COUNT
 
 
 @gluon.jit
 def _code_lines(block, work, S: gl.constexpr, P: gl.constexpr):
-    """Lines of RUN keys of a block, as its codes are copied: int32 [WARPS, BLOCK_N], the same within a line."""
+    """Lines of RUN keys of a block, as its codes are copied: int32 [WARPS, BLOCK_N] each, the same within a line."""
     layout: gl.constexpr = gl.SliceLayout(2, copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, power(S.WORDS)))
     like = gl.reshape(gl.full([P.WARPS, P.BLOCK_N], 0, gl.int32, layout), [P.WARPS, P.BLOCK_N // RUN, RUN])
     whole: gl.constexpr = gl.SliceLayout(2, like.type.layout)
     warp = gl.arange(0, P.WARPS, layout=gl.SliceLayout(1, whole))
     line = gl.arange(0, P.BLOCK_N // RUN, layout=gl.SliceLayout(0, whole))
     first = work[0] + block * (P.WARPS * P.BLOCK_N) + warp[:, None] * P.BLOCK_N + line[None, :] * RUN
-    lines = _lines(first, _last(work), work, RUN, P)
-    lines, _ = gl.broadcast(gl.expand_dims(lines, 2), like)
-    return gl.convert_layout(gl.reshape(lines, [P.WARPS, P.BLOCK_N]), layout, assert_trivial=True)
+    page, within = _lines(first, _last(work), work, RUN, P)
+    page, _ = gl.broadcast(gl.expand_dims(page, 2), like)
+    within, _ = gl.broadcast(gl.expand_dims(within, 2), like)
+    page = gl.convert_layout(gl.reshape(page, [P.WARPS, P.BLOCK_N]), layout, assert_trivial=True)
+    return page, gl.convert_layout(gl.reshape(within, [P.WARPS, P.BLOCK_N]), layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -95,18 +96,27 @@ def lines_of(block, work, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def sources_of(pointers, lines, S: gl.constexpr, P: gl.constexpr):
-    """Where the codes of a block, and its scales, are copied from."""
+def _number(line, real, COUNT: gl.constexpr, P: gl.constexpr):
+    """The number of a line of COUNT keys, as a cache counts them; of page 0 if not `real`."""
+    page, within = line
+    if real is not None:
+        page = gl.where(real, page, 0)  # without keys a table may say anything
+    return page.to(gl.int64) * (P.KV_HEADS * P.PAGE // COUNT) + within
+
+
+@gluon.jit
+def sources_of(pointers, lines, real, S: gl.constexpr, P: gl.constexpr):
+    """Where the codes of a block, and its scales, are copied from. real: whether it has keys; None: it has."""
     codes_ptr, scales_ptr = pointers
     layout: gl.constexpr = copy_layout(P.WARPS, P.BLOCK_N, S.WORDS_PADDED, power(S.WORDS))
     w = gl.arange(0, S.WORDS_PADDED, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     n = gl.arange(0, P.BLOCK_N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
     within = ((n & (RUN - 1)) * S.WORDS)[None, :, None] + w  # of a line
-    sources = ((codes_ptr + lines[0].to(gl.int64) * (RUN * S.WORDS))[:, :, None] + within,)
+    sources = ((codes_ptr + _number(lines[0], real, RUN, P) * (RUN * S.WORDS))[:, :, None] + within,)
     if S.SCALE_ROW > 0:
         layout2: gl.constexpr = copy_layout(P.WARPS, P.BLOCK_N // 8, S.SCALE_ROW, 8)
         j = gl.arange(0, S.SCALE_ROW, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout2)))[None, None, :]
-        sources = sources + ((scales_ptr + lines[1].to(gl.int64) * S.SCALE_ROW)[:, :, None] + j,)
+        sources = sources + ((scales_ptr + _number(lines[1], real, 8, P) * S.SCALE_ROW)[:, :, None] + j,)
     return sources
 
 

@@ -97,15 +97,15 @@ def attend(
         FOLDED: gl.constexpr = not P.ALIBI and P.SOFT_CAP == 0 and K.SCALE != "head" and P.FACTOR > 0
         TO_BASE_2: gl.constexpr = P.FACTOR * LOG2E if FOLDED else 1.0
         LIFT: gl.constexpr = 4.0 if V.GROUPED else 0.0  # weights times 16: with a scale they shall be normal in fp16
-        k_sources = sources_of((k_ptr, k_scales_ptr), k_first[0], K, P)
-        v_sources = sources_of((v_ptr, v_scales_ptr), v_first[0], V, P)
+        k_sources = sources_of((k_ptr, k_scales_ptr), k_first[0], end > start, K, P)
+        v_sources = sources_of((v_ptr, v_scales_ptr), v_first[0], end > start, V, P)
         if P.DEPENDENT:
             gdc_wait()
         q = load_queries(q_ptr, row, head, K, P)
         for i in gl.static_range(P.STAGES - 1):
             if i > 0:
-                k_sources = sources_of((k_ptr, k_scales_ptr), k_first[i], K, P)
-                v_sources = sources_of((v_ptr, v_scales_ptr), v_first[i], V, P)
+                k_sources = sources_of((k_ptr, k_scales_ptr), k_first[i], None, K, P)
+                v_sources = sources_of((v_ptr, v_scales_ptr), v_first[i], None, V, P)
             if i == 0 or i < blocks:
                 copy(k_sources, k_tiles, i, 0, False, K, P)
                 copy(v_sources, v_tiles, i, end - start - i * BLOCK, ZEROS, V, P)
@@ -141,9 +141,9 @@ def attend(
             ahead = block + P.STAGES - 1
             keys = end - start - block * BLOCK
             if ahead < blocks:
-                copy(sources_of((k_ptr, k_scales_ptr), k_lines, K, P), k_tiles, into, 0, False, K, P)
+                copy(sources_of((k_ptr, k_scales_ptr), k_lines, None, K, P), k_tiles, into, 0, False, K, P)
                 left = keys - (P.STAGES - 1) * BLOCK
-                copy(sources_of((v_ptr, v_scales_ptr), v_lines, V, P), v_tiles, into, left, ZEROS, V, P)
+                copy(sources_of((v_ptr, v_scales_ptr), v_lines, None, V, P), v_tiles, into, left, ZEROS, V, P)
             async_copy.commit_group()
             k_lines = lines_of(ahead + 1, work, K, P)
             v_lines = lines_of(ahead + 1, work, V, P)
