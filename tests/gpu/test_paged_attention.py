@@ -216,7 +216,8 @@ def test_appending(name: str, tokens: int, head_dim: int) -> None:
         a, b = (getattr(cache, side)[0] for cache in caches)
         everything = torch.arange(pages, device="cuda")
         x, y = a.read(everything, rotated=True), b.read(everything, rotated=True)
-        assert float((x - y).norm() / x.norm()) < 1e-3  # a few codes lie on the other side of a half
+        codes = 4e-3 if name.startswith("int4") else 1e-3  # a few lie on the other side of a half
+        assert float((x - y).norm() / x.norm()) < codes
         different = int((a.codes != b.codes).sum())
         assert different <= a.codes.numel() / 200
 

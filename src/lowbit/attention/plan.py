@@ -20,7 +20,7 @@ from lowbit.attention.debug import require_sound
 from lowbit.attention.gathered import GatheredPrompts
 from lowbit.attention.schedule import FIXED_SLOTS, UNIT, Tiles, cut_keys, cut_rows, even_sizes, fixed_sizes, groups_of
 from lowbit.dispatch.tuned_attention import measured_decode
-from lowbit.errors import UsageError
+from lowbit.errors import UnsupportedConfig, UsageError
 from lowbit.kernels.attention import (
     AttentionProblem,
     DecodeConfig,
@@ -61,6 +61,8 @@ class _Plan:
             raise UsageError(f"fixed_split={fixed_split}: must be at least {UNIT} keys, or None")
         if fixed_split is not None and cascade:
             raise UsageError("fixed_split with cascade: what is shared depends on the batch; choose one of them")
+        if cascade and (reason := choose_backend(backend, problem).single_rows(problem)):
+            raise UnsupportedConfig(f"cascade=True: {reason}; leave it out, or keep keys and values in one width")
         self.problem, self.fixed_split, self.cascade = problem, fixed_split, cascade
         self.padded, self.debug, self.max_length = padded, debug, max_length
         self.backend = choose_backend(backend, problem)

@@ -143,7 +143,8 @@ class Decoder(nn.Module):
         batch, time = token_ids.shape
         if cache is not None:
             cache.require_room(batch, time)
-            if token_ids.numel() == 1 and (following := self._cpu_next(int(token_ids), cache)) is not None:
+            alone = token_ids.numel() == 1 and token_ids.device.type == "cpu"  # else int() would wait for a device
+            if alone and (following := self._cpu_next(int(token_ids), cache)) is not None:
                 return following.logits.clone()[None, None]
         elif time > self.config.context_length:
             raise ModelError(

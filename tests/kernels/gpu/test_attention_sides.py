@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from lowbit.formats.kv import KV_FORMATS
+from lowbit.formats.kv import KV_FORMATS, kv_format
 from lowbit.kernels.attention import AttentionProblem
 from lowbit.kernels.gpu import attention_tiles
+from lowbit.kernels.gpu.attention import mixed_widths
 from lowbit.kernels.gpu.attention_plan import side_of
 
 HEAD_DIMS = range(32, 257, 16)
@@ -38,3 +41,10 @@ def test_every_value_is_under_its_own_scale(name: str, head_dim: int) -> None:
         of_words = [word // side.GROUP_WORDS for word in range(side.WORDS)]
         size = FORMATS[name].group_size(head_dim)
         assert of_words == [word * side.PARTS // size for word in range(side.WORDS)]
+
+
+def test_keys_and_values_of_different_widths_meet_one_row_at_a_time_on_hopper() -> None:
+    problem = AttentionProblem(8, 2, 128, 64, kv_format("int8"), kv_format("int4"), torch.float16, "cuda")
+    assert "int8" in (mixed_widths(problem, 90) or "")
+    assert mixed_widths(problem, 80) is None
+    assert mixed_widths(replace(problem, value=kv_format("fp8")), 90) is None

@@ -123,6 +123,10 @@ class AttentionBackend(ABC):
             return f"least_keys={config.least_keys}: 64 to {MOST_LEAST_KEYS}, in multiples of 64"
         return None
 
+    def single_rows(self, problem: AttentionProblem) -> str | None:
+        """Why items of a legal problem have one query row each, prompts' too, or None: they may have several."""
+        return None
+
     @abstractmethod
     def shape(self, problem: AttentionProblem, prefill: bool, config: DecodeConfig | None = None) -> Shape:
         """How it wants steps cut. The problem is legal. config: of a decode; None: decode_config's."""
