@@ -61,11 +61,11 @@ class _Plan:
             raise UsageError(f"fixed_split={fixed_split}: must be at least {UNIT} keys, or None")
         if fixed_split is not None and cascade:
             raise UsageError("fixed_split with cascade: what is shared depends on the batch; choose one of them")
-        if cascade and (reason := choose_backend(backend, problem).single_rows(problem)):
-            raise UnsupportedConfig(f"cascade=True: {reason}; leave it out, or keep keys and values in one width")
         self.problem, self.fixed_split, self.cascade = problem, fixed_split, cascade
         self.padded, self.debug, self.max_length = padded, debug, max_length
         self.backend = choose_backend(backend, problem)
+        if cascade and (reason := self.backend.single_rows(problem)):
+            raise UnsupportedConfig(f"cascade=True: {reason}; leave it out, or keep keys and values in one width")
         self.config = config or self._config(max_requests, max_length)
         self.cut = self.backend.shape(problem, self.prefill, self.config)
         self.tile_rows = max(self.cut.tile_rows, CASCADE_ROWS) if cascade else self.cut.tile_rows
