@@ -46,7 +46,7 @@ from record import save
 
 FORMATS, METHODS = ("int3_g32", "int4_g64"), ("rtn", "awq", "gptq")
 OPTIONS = [(order, 0.01) for order in ("columns", "none")] + [("groups", share) for share in (0.001, 0.003, 0.03, 0.1)]
-PEERS = {"4.5": ("Q4_K_M", "Q4_K_S", "IQ4_XS"), "3.5": ("Q3_K_M", "IQ3_M"), "2.7": ("Q2_K", "IQ2_M")}
+PEERS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M", "IQ2_XXS")  # from 5 bits to below 3
 
 
 def size_of(checkpoint: Checkpoint, recipe: Recipe) -> int:
@@ -175,17 +175,15 @@ def sizes(bench: Bench) -> list[dict[str, Any]]:
     """The peer's types, each with the formats that we choose for no larger a size."""
     rows: list[dict[str, Any]] = []
     parts = bench.parts()
-    for target, kinds in PEERS.items():
-        for kind in kinds:
-            theirs = bench.row(f"llama-{kind}", lambda kind=kind: bench.peer(kind))  # type: ignore[misc]
-            rows.append(theirs | {"target": target})
-            bits = 8 * theirs["bytes"] / weights_of(bench.source)
-            chosen = allocate(parts, limit_of(bench.source, parts, bits))
-            recipe = recipe_of(parts, chosen, f"as-{kind}")
-            row = bench.row(f"{recipe}-gptq", lambda r=recipe: bench.ours(r, "gptq"))  # type: ignore[misc]
-            row |= {"predicted_kl": predicted(chosen)}
-            rows.append(row | {"target": target, "against": kind})
-            print(f"    {row['perplexity']:.3f} against {theirs['perplexity']:.3f} of {kind}")
+    for kind in PEERS:
+        theirs = bench.row(f"llama-{kind}", lambda kind=kind: bench.peer(kind))  # type: ignore[misc]
+        rows.append(theirs)
+        bits = 8 * theirs["bytes"] / weights_of(bench.source)
+        chosen = allocate(parts, limit_of(bench.source, parts, bits))
+        recipe = recipe_of(parts, chosen, f"as-{kind}")
+        row = bench.row(f"{recipe}-gptq", lambda r=recipe: bench.ours(r, "gptq"))  # type: ignore[misc]
+        rows.append(row | {"against": kind, "predicted_kl": predicted(chosen)})
+        print(f"    {row['perplexity']:.3f} against {theirs['perplexity']:.3f} of {kind}")
     return rows
 
 
