@@ -37,6 +37,7 @@ PTR, I8, I16, I32, I64, BOOL, FLOAT, HALF, DOUBLE = (
 
 
 def vector(item: str, lanes: int) -> Type:
+    """The type of `lanes` scalars."""
     return Type(item, lanes)
 
 

@@ -107,6 +107,7 @@ class Passes:
         return f.select(number.compare("ult", count), codes, f.at(values.codes, block * values.code_bytes))
 
     def score(self, scores: Value) -> None:
+        """The first pass. scores: address of the unit's floats [groups, room]."""
         f, spec = self.f, self.spec
         most = min(MOST_HEADS, f.lanes)
         for begin in range(0, spec.groups, most):
@@ -143,7 +144,7 @@ class Passes:
         return products
 
     def weigh(self, scores: Value, position: Value, key_head: Value, place: Value) -> None:
-        """place: of the first query head in top and total."""
+        """The second pass: scores become weights. place: of the first query head in top and total."""
         f, spec = self.f, self.spec
         lowest = f.const(f.floats, float("-inf"))
         for head in range(spec.groups):
@@ -187,6 +188,7 @@ class Passes:
             f.store(score, at)
 
     def sum(self, scores: Value, place: Value) -> None:
+        """The third pass, of the weights that the second left."""
         f, spec = self.f, self.spec
         together = min(spec.groups, 4)  # heads
         width = max(1, ACCUMULATORS // together)  # vectors along head_dim
@@ -219,6 +221,7 @@ class Passes:
                         f.store(outs[i * len(part) + j] / normals[i], f.at(line, at * 4))
 
     def scores(self, scores: Value, head: int) -> Value:
+        """The address of a query head's."""
         return self.f.at(scores, self.a["room"] * (4 * head))
 
 

@@ -48,6 +48,7 @@ class FixedQueries:
 
     @staticmethod
     def memory_bytes(head_dim: int, heads: int) -> int:
+        """Of the planes, the scales, and two planes of one head in the order of its values."""
         return heads * (3 * head_dim + 4) + 2 * head_dim
 
     def put(self, head: Value, x: list[Value]) -> None:
