@@ -111,7 +111,7 @@ def test_sizes_that_cannot_be_timed_are_refused_at_once(
     length: str, says: str, lowbit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before those that can, and before anything is made: torch's copies of a small one are many tensors."""
-    monkeypatch.setattr("lowbit.cli.bench.attention.MOST_LAYERS", 10)
+    monkeypatch.setattr("lowbit.tuner.pages.MOST_LAYERS", 10)
     monkeypatch.setattr("lowbit.cli.bench.attention.measure", lambda *arguments: 1 / 0)
     done = lowbit("bench", "attention", "int4", *SMALL, "--length", "1000", "--length", length, "--runs", "1")
     assert (done.code, done.out) == (2, "")

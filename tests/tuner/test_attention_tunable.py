@@ -14,6 +14,7 @@ import torch
 from lowbit.attention import AttentionProblem, DecodePlan
 from lowbit.dispatch import tuned
 from lowbit.dispatch.tuned import assumed_gpu, compiler, device_name, user_store
+from lowbit.errors import UsageError
 from lowbit.hardware import Gpu
 from lowbit.kernels.attention import DecodeConfig, get_backend
 from lowbit.models.shapes import known_shape
@@ -210,3 +211,8 @@ def test_rows_that_do_not_apply_are_passed_over(config: dict[str, Any], change: 
     case = cpu_case(4, 1000)
     keep(case, config, **change)
     assert plan_of(case, 4, 1000).config == DecodeConfig(4, 512)
+
+
+def test_caches_too_small_to_time_are_refused_before_a_worker_fills_them() -> None:
+    with pytest.raises(UsageError, match=r"1 x 1 tokens: \d+ MiB of int8 are \d+ layers .* take a larger --length"):
+        TUNABLE.candidates(cpu_case(1, 1), 16)

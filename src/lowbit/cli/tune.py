@@ -88,7 +88,7 @@ def command(
     if report.interrupted:
         raise KeyboardInterrupt
     if report.failed and not report.results and not report.known:
-        raise LowbitError(f"nothing was tuned: {report.failed[0][1]}; try another shape, --m or --format")
+        raise LowbitError(f"nothing was tuned: {report.failed[0][1]}; try another shape, --m, --length or --format")
 
 
 class Cached(NamedTuple):

@@ -19,8 +19,8 @@ from lowbit.kernels.gpu.attention import decode_kernels
 from lowbit.kernels.gpu.attention_plan import GpuDecode
 from lowbit.models.config import ModelConfig
 from lowbit.timing import Sampler, clocked, graphed
-from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches, copies_beyond, require_room
-from lowbit.tuner.pages import cache_bytes, filled_cache
+from lowbit.tuner.operands import COPIES_BYTES, LEAST_COPIES, beyond_caches, require_room
+from lowbit.tuner.pages import cache_bytes, filled_cache, layers_for
 from lowbit.tuner.spaces.attention import cpu_configs, cut, estimate_us, gpu_configs
 from lowbit.tuner.tunable import Bench, Candidate, Key, Tunable, WrongResult
 
@@ -77,6 +77,7 @@ class Attention(Tunable[AttentionCase]):
     def candidates(self, problem: AttentionCase, most: int) -> list[Candidate]:
         held = 2 * cache_bytes(problem.problem, problem.requests * problem.length)
         require_room(f"{problem.requests} x {problem.length} tokens", held, *self.device(problem))
+        layers_of(problem)
         own = self.chosen(problem)
         backend = get_backend(own.family)
         if own.family == "gpu":
@@ -138,6 +139,12 @@ def config_of(candidate: Candidate) -> DecodeConfig:
     return get_backend(candidate.family).config_type(**candidate.values)
 
 
+def layers_of(case: AttentionCase) -> int:
+    """Of a cache that no processor's cache holds. Raises UsageError for so small a case that they would be too many."""
+    nbytes = COPIES_BYTES if case.problem.device == "cuda" else beyond_caches()
+    return layers_for(case.problem, case.requests, case.length, nbytes)
+
+
 class AttentionBench(Bench):
     """Layers of a filled cache that no processor's cache holds, random queries, and what runs untuned as the truth."""
 
@@ -146,9 +153,7 @@ class AttentionBench(Bench):
         self.case, on_gpu = case, problem.device == "cuda"
         if on_gpu:
             torch.cuda.set_device(case.index)
-        size = cache_bytes(problem, case.requests * case.length)
-        layers = copies_beyond(COPIES_BYTES if on_gpu else beyond_caches(), size)
-        self.cache, self.batch = filled_cache(problem, case.requests, case.length, layers, case.index)
+        self.cache, self.batch = filled_cache(problem, case.requests, case.length, layers_of(case), case.index)
         where = self.cache.device
         generator = torch.Generator(where).manual_seed(1)
         query = torch.randn(case.requests, problem.heads, problem.head_dim, device=where, generator=generator)

@@ -6,14 +6,28 @@ import torch
 from torch import Tensor
 
 from lowbit.attention import AttentionProblem, Batch, PagedCache
+from lowbit.errors import UsageError
+from lowbit.tuner.operands import copies_beyond
 
 TOKENS_AT_ONCE = 65536  # rounded in one go
+MOST_LAYERS = 1 << 13  # of a cache: beyond, keeping count of them takes longer than attending
 
 
 def cache_bytes(problem: AttentionProblem, tokens: int) -> int:
     """Bytes of codes and scales of the keys and values of so many tokens in one layer."""
     bits = sum(kept.bits_per_value(problem.head_dim) for kept in (problem.key, problem.value))
     return round(tokens * problem.kv_heads * problem.head_dim * bits / 8)
+
+
+def layers_for(problem: AttentionProblem, requests: int, length: int, nbytes: int) -> int:
+    """How many layers take nbytes, two at least. Raises UsageError for more than MOST_LAYERS."""
+    layers = copies_beyond(nbytes, cache_bytes(problem, requests * length))
+    if layers > MOST_LAYERS:
+        raise UsageError(
+            f"{requests} x {length} tokens: {nbytes >> 20} MiB of {problem.key} are {layers} layers of such a "
+            f"cache; at most {MOST_LAYERS} are timed: take a larger --length or --requests"
+        )
+    return layers
 
 
 def filled_cache(

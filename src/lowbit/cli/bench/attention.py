@@ -26,7 +26,6 @@ EXAMPLES = (
     "lowbit bench attention bf16 int8 --length 2048 --new 2048 --plot prompt.svg",
 )
 FORMATS = ("bf16", "fp8", "int8", "int4")
-MOST_LAYERS = 1 << 13  # of a cache: beyond, keeping count of them takes longer than attending
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-4}  # of results rounded so, against float64
 
 
@@ -191,20 +190,12 @@ def require_possible(
     nbytes: how much the layers of each take at least.
     """
     from lowbit.cli.bench.attention_peers import torch_bytes
-    from lowbit.errors import UsageError
     from lowbit.tuner.operands import copies_beyond, require_room
-    from lowbit.tuner.pages import cache_bytes
+    from lowbit.tuner.pages import cache_bytes, layers_for
 
     held = 0
     for problem in problems.values():
-        one = cache_bytes(problem, requests * length)
-        layers = copies_beyond(nbytes, one)
-        if layers > MOST_LAYERS:
-            raise UsageError(
-                f"{requests} x {length} tokens: {nbytes >> 20} MiB of {problem.key} are {layers} layers of such a "
-                f"cache; at most {MOST_LAYERS} are timed: take a larger --length or --requests"
-            )
-        held += layers * one
+        held += layers_for(problem, requests, length, nbytes) * cache_bytes(problem, requests * length)
     for name in torch_types(problem):
         one = torch_bytes(problem, requests, length, _dtype(name))
         held += copies_beyond(nbytes, one) * one
@@ -219,10 +210,9 @@ def own_launches(
 
     from lowbit.attention import DecodePlan, PrefillPlan
     from lowbit.errors import LowbitError
-    from lowbit.tuner.operands import copies_beyond
-    from lowbit.tuner.pages import cache_bytes, filled_cache, relative_error, with_new
+    from lowbit.tuner.pages import filled_cache, layers_for, relative_error, with_new
 
-    layers = copies_beyond(nbytes, cache_bytes(problem, requests * length))
+    layers = layers_for(problem, requests, length, nbytes)
     sizes = {"max_requests": requests, "max_length": length, "backend": backend}
     plan = DecodePlan(problem, **sizes) if new == 1 else PrefillPlan(problem, max_rows=requests * new, **sizes)  # type: ignore[arg-type]
     cache, batch = filled_cache(problem, requests, length, layers, place.index or 0)
