@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: the interpreter is part of it")
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    run = subprocess.run([sys.executable, HERE / "interpreted.py"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
+def results(measured: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    return measured("interpreted.py")
 
 
 def test_decoding_and_prefill_come_close_to_float64(results: dict[str, Any]) -> None:
