@@ -27,8 +27,7 @@ LARGE_BYTES = 40_000_000
 LARGE_BYTES_64 = 28_000_000  # with 64 tokens, and rows enough for tiles of 128 on every multiprocessor
 LARGE_ROWS_64 = 6000
 WASTE = 1.06  # columns of units of 512 over those of 256, from where on 256 is faster
-
-MANY_WEIGHTS = 90_000_000  # from here on instructions can be the limit
+MANY_WEIGHTS = 90_000_000  # from here on instructions can be the limit, not bytes: of fewer than four bits, say
 
 # block_m: (small weight, large weight), for 4 bits
 _SHAPES = {
@@ -51,7 +50,7 @@ _SHAPES = {
 }
 
 
-_E2M1 = Float(2, 1)
+E2M1 = Float(2, 1)
 _TWO_CTAS = HopperConfig(NAME, 8, 512, 4, ctas_per_sm=2, maxnreg=128)
 _THREE_CTAS = HopperConfig(NAME, 8, 512, 4, ctas_per_sm=3, maxnreg=80)
 
@@ -60,7 +59,7 @@ def _takes_instructions(weight_format: WeightFormat) -> bool:
     """Whether a multiprocessor decodes more slowly than memory gives bytes."""
     if weight_format.bits <= 4 and super_columns(kernel_form(weight_format)) is not None:
         return True  # K-quants
-    few = weight_format.bits < 4 or weight_format.element in (_E2M1, *CODEBOOKS.values())
+    few = weight_format.bits < 4 or weight_format.element in (E2M1, *CODEBOOKS.values())
     return few and weight_format.zero in (Zero.NONE, Zero.INT)
 
 
@@ -82,7 +81,7 @@ def choose_config(problem: Problem) -> HopperConfig:
         return invariant_config(problem)
     config = _SHAPES[tile_tokens(problem.m)][_is_large(problem)]
     if config.block_m == 8 and problem.n * problem.k >= MANY_WEIGHTS and _takes_instructions(problem.format):
-        config = _TWO_CTAS if problem.format.element == _E2M1 and not is_inside(problem.format) else _THREE_CTAS
+        config = _TWO_CTAS if problem.format.element == E2M1 and not is_inside(problem.format) else _THREE_CTAS
     if config.block_k == 512 and -(-problem.k // 512) * 512 > WASTE * (-(-problem.k // 256) * 256):
         config = replace(config, block_k=256, stages=2 * config.stages, splits=2, maxnreg=80)
     return fitted(config, problem.format)

@@ -23,6 +23,7 @@ from lowbit.formats.element import Float, Int, Ternary, UnsignedInt
 from lowbit.formats.grouping import Along
 from lowbit.formats.weight_format import Zero
 from lowbit.kernels.gpu.form import kernel_form
+from lowbit.kernels.gpu.heuristic import E2M1, MANY_WEIGHTS
 from lowbit.kernels.gpu.plan import RESERVED_BYTES
 from lowbit.kernels.gpu.portable_plan import DEPENDENT, NAME, Chip, PortableConfig, least_smem_bytes, smem_bytes
 from lowbit.kernels.problem import Problem
@@ -30,7 +31,6 @@ from lowbit.kernels.problem import Problem
 MOST_STAGES = 6
 FEW_UNITS = 16  # of a CTA
 SMALL_UNITS, MIDDLE_UNITS = 4, 6.5  # of 512 columns, for each multiprocessor
-MANY_WEIGHTS = 90_000_000  # of fewer than four bits: from here on instructions are the limit, not bytes
 ROOMY_BYTES = 200_000  # of a multiprocessor's shared memory
 
 # block_m: for 4 bits; stages are filled in
@@ -93,7 +93,7 @@ def faster_than_hopper(problem: Problem) -> bool:
         return False
     if isinstance(element, _INTEGERS) and weight_format.bits >= 4:
         return True
-    return (isinstance(element, _INTEGERS) or element == Float(2, 1)) and problem.n * problem.k < MANY_WEIGHTS
+    return (isinstance(element, _INTEGERS) or element == E2M1) and problem.n * problem.k < MANY_WEIGHTS
 
 
 def fitted(
