@@ -127,6 +127,23 @@ def test_a_waiting_file_is_whole_when_others_see_it(tmp_path: Path, monkeypatch:
     assert seen == [[]] and found.rows() == [row(1)]
 
 
+def test_rows_that_are_merged_while_they_are_read_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Store(tmp_path / "x.json", "X")
+    assert found.add([row(1)])
+    Store(tmp_path / "x.waiting-1.json", "X").add([row(2)])
+    read, done = Store._rows_or_none_yet, []
+
+    def merging(self: Store, path: Path) -> list[Any]:
+        rows = read(self, path)
+        if not done:
+            done.append(path)
+            assert Store(tmp_path / "x.json", "X").add([row(3)])
+        return rows
+
+    monkeypatch.setattr(Store, "_rows_or_none_yet", merging)
+    assert {r["problem"]["m"] for r in found.rows()} >= {1, 2}
+
+
 @pytest.mark.parametrize(
     "content",
     [

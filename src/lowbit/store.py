@@ -66,9 +66,9 @@ class Store:
         if self.path is None:
             return []
         found: dict[str, Row] = {}
-        for path in (self.path, *self._waiting()):
+        for path in (*self._waiting(), self.path):  # in this order: what is merged meanwhile is in one of them
             try:
-                found |= {identity(row): row for row in self._rows_or_none_yet(path)}
+                found = {identity(row): row for row in self._rows_or_none_yet(path)} | found
             except OSError as error:
                 self._ignored(path, error)
         return list(found.values())
